@@ -1,0 +1,141 @@
+"""Where views come from: one small contract, whatever lies behind it.
+
+In:   a plan with its corpora (``pipeline/plan_source.py``), or pre-sharded files (``pipeline/store.py``)
+Out:  per step its facts, per pack the view of one cp rank (``pipeline/views.py``)
+
+Both implementations give the same bytes for the same plan, layout and cp size (law L1). A view is a
+pure function of (step, pack, cp rank): asking twice, or in any order, changes nothing.
+
+Shapes: K packs in a step, P pieces in a pack, S source corpora.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from ringfeed.pipeline.opening import ViewSpec
+    from ringfeed.pipeline.views import RankView
+
+__all__ = ["NO_OVERLAY", "Overlay", "PackPieces", "PackView", "StepFacts", "ViewSource"]
+
+NO_OVERLAY = ""
+"""The overlay digest of a source that skips no document."""
+
+
+class Overlay(Protocol):
+    """A skip list: documents whose slots stay and whose tokens become padding."""
+
+    @property
+    def digest(self) -> str:
+        """Hash of the list; never ``NO_OVERLAY``."""
+        ...
+
+    def skipped(self, documents: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Return which of ``documents`` (global ids, int64 [P]) the list names, bool [P]."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class StepFacts:
+    """What every rank must know of a step, without any token."""
+
+    step: int
+    slates: npt.NDArray[np.int32]
+    """int32 [K], slate of each pack within the step."""
+    costs: npt.NDArray[np.int64]
+    """int64 [K], as planned: an overlay does not move packs between ranks."""
+    supervised: npt.NDArray[np.int64]
+    """int64 [K, S], supervised tokens of each pack and source corpus, after the overlay."""
+    chain: str
+    """Hash chain value of this step, hex."""
+
+    @property
+    def num_packs(self) -> int:
+        """K; the last step of a plan may have fewer than ``packs_per_step``."""
+        return len(self.slates)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class PackPieces:
+    """The pieces of one pack in slot order, skipped ones included: int64 [P] each, epochs int32 [P]."""
+
+    documents: npt.NDArray[np.int64]
+    starts: npt.NDArray[np.int64]
+    lengths: npt.NDArray[np.int64]
+    epochs: npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class PackView:
+    """One cp rank's view of one pack, and the pieces it was made from."""
+
+    view: RankView
+    pieces: PackPieces
+
+
+class ViewSource(Protocol):
+    """Gives any view of a run, in any order."""
+
+    @property
+    def spec(self) -> ViewSpec:
+        """How packs become views: layout, cp size, slots of a pack, pad id."""
+        ...
+
+    @property
+    def num_steps(self) -> int: ...
+
+    @property
+    def packs_per_step(self) -> int: ...
+
+    @property
+    def slate_size(self) -> int: ...
+
+    @property
+    def recipe_fingerprint(self) -> str: ...
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Names of the S corpora, in command order."""
+        ...
+
+    @property
+    def overlay_digest(self) -> str:
+        """Digest of the skip list that the views were made with, or ``NO_OVERLAY``."""
+        ...
+
+    def chain(self, step: int) -> str:
+        """Return the hash chain value after ``step``; -1 gives the one before the first step."""
+        ...
+
+    def max_slots(self) -> int:
+        """Return the largest N (slots of a pack, its tail slot included) over the run."""
+        ...
+
+    def step_facts(self, step: int) -> StepFacts:
+        """Return what is known of ``step`` without its tokens.
+
+        Raises:
+            ValueError: if there is no such step.
+            CorruptDataError: if the stored facts are damaged.
+        """
+        ...
+
+    def pack_view(self, step: int, pack: int | None, *, cp_rank: int) -> PackView:
+        """Return the view that ``cp_rank`` has of ``pack``; None gives the all-padding pack.
+
+        The arrays are read-only for the caller and valid until the next call: copy what must last.
+
+        Raises:
+            ValueError: if there is no such step, pack or rank.
+            CorruptDataError: if the tokens behind the view are damaged.
+        """
+        ...
+
+    def close(self) -> None:
+        """Give back files and buffers; a closed source answers nothing."""
+        ...
