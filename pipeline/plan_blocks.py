@@ -1,0 +1,143 @@
+"""One block of a plan on disk: the rows of some steps, and what is true of them.
+
+In:   ``PackRows`` of whole steps, ``BlockFacts`` (``pipeline/planner/writer.py``)
+Out:  ``block-NNNNN.arrow``: one compressed Arrow record batch, facts in the schema's metadata
+
+The format is described, with its bytes, in ``docs/plan_format.md``.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+from numpy.typing import NDArray
+
+from ringfeed.pipeline.manifest import CorruptDataError, FileEntry, check_size
+from ringfeed.pipeline.step_packs import SCHEMA, PackRows
+from ringfeed.sharding.padding import slot_lengths
+
+__all__ = [
+    "FOOTPRINT_MULTIPLES",
+    "Block",
+    "BlockFacts",
+    "block_name",
+    "pack_footprints",
+    "read_block",
+    "read_block_facts",
+    "snapshot_name",
+    "write_block",
+]
+
+FOOTPRINT_MULTIPLES = tuple(1 << power for power in range(11))
+"""Multiples whose largest pack footprint is stored: the powers of two up to 1,024."""
+
+_FACTS_KEY = b"ringfeed.plan_block"
+# Level 1 is a few per cent larger and several times faster than 9 (docs/plan_format.md).
+_CODEC = pa.Codec("zstd", compression_level=1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BlockFacts:
+    """What a block says about its rows without decoding them."""
+
+    first_step: int
+    previous_chain: str
+    """h of the step before ``first_step``."""
+    chains: tuple[str, ...]
+    """h of each step, in order."""
+    footprints: tuple[int, ...]
+    """Largest pack footprint at each of ``FOOTPRINT_MULTIPLES``."""
+    largest_num_pieces: int
+    """Most pieces in one pack."""
+    tally: Mapping[str, int] = field(default_factory=dict)
+    """Sums for the report (``pipeline/planner/tally.py``)."""
+
+    @property
+    def num_steps(self) -> int:
+        return len(self.chains)
+
+    def encode(self) -> bytes:
+        """Return the facts as JSON."""
+        names = ("first_step", "previous_chain", "chains", "footprints", "largest_num_pieces", "tally")
+        return json.dumps({name: getattr(self, name) for name in names}, separators=(",", ":")).encode()
+
+    @classmethod
+    def decode(cls, text: bytes) -> "BlockFacts":
+        """Return the facts in ``text``; the way back from ``encode``."""
+        values: dict[str, Any] = json.loads(text)
+        chains, footprints = tuple(values.pop("chains")), tuple(values.pop("footprints"))
+        return cls(chains=chains, footprints=footprints, **values)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Block:
+    """A block that has been read and checked."""
+
+    facts: BlockFacts
+    rows: PackRows
+    table: pa.Table
+    """The same rows, as ``SCHEMA`` says."""
+
+    def row_range(self, step: int) -> tuple[int, int]:
+        """Return the first row of ``step`` and the row after its last one."""
+        first, last = np.searchsorted(self.rows.steps, [step, step + 1])
+        return int(first), int(last)
+
+
+def block_name(block: int) -> str:
+    """Return the file name of block ``block``."""
+    return f"block-{block:05d}.arrow"
+
+
+def snapshot_name(block: int) -> str:
+    """Return the file name of the planner's state after block ``block``."""
+    return f"snapshot-{block:05d}"
+
+
+def pack_footprints(rows: PackRows, *, multiple: int) -> NDArray[np.int64]:
+    """Return the tokens that each pack's slots take at ``multiple``: int64 [K]."""
+    if len(rows.steps) == 0:
+        return np.empty(0, np.int64)
+    return np.add.reduceat(slot_lengths(rows.pieces.lengths, multiple=multiple), rows.offsets[:-1])
+
+
+def write_block(path: Path, rows: PackRows, facts: BlockFacts) -> None:
+    """Write ``rows`` with ``facts`` to ``path``, the same bytes for the same rows."""
+    schema = SCHEMA.with_metadata({_FACTS_KEY: facts.encode()})
+    batch = rows.to_table().combine_chunks().to_batches()[0].replace_schema_metadata(schema.metadata)
+    options = pa.ipc.IpcWriteOptions(compression=_CODEC)
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema, options=options) as writer:
+        writer.write_batch(batch)
+
+
+def read_block(folder: Path, entry: FileEntry) -> Block:
+    """Read one block whole and check its hash.
+
+    Raises:
+        CorruptDataError: if a byte of it changed since it was written; names the file.
+    """
+    check_size(folder, entry)
+    path = folder / entry.path
+    content = path.read_bytes()
+    found = xxhash.xxh3_64_hexdigest(content)
+    if found != entry.xxh3_64:
+        raise CorruptDataError(
+            f"{path} has xxh3_64 {found}, the plan's manifest says {entry.xxh3_64}: a byte of it changed; "
+            f"restore it from a copy or make {folder} again"
+        )
+    with pa.ipc.open_file(pa.BufferReader(content)) as reader:
+        table = reader.read_all()
+    facts = BlockFacts.decode(table.schema.metadata[_FACTS_KEY])
+    table = table.replace_schema_metadata(None)
+    return Block(facts, PackRows.from_table(table), table)
+
+
+def read_block_facts(path: Path) -> BlockFacts:
+    """Return the facts of a block, reading none of its rows and checking no hash."""
+    with pa.OSFile(str(path), "rb") as source, pa.ipc.open_file(source) as reader:
+        return BlockFacts.decode(reader.schema.metadata[_FACTS_KEY])

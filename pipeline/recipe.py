@@ -1,0 +1,80 @@
+"""What shaped a plan: the recipe, its fingerprint, and the corpora that it names.
+
+In:   options of ``ringfeed plan`` (``pipeline/planner/options.py``)
+Out:  ``Recipe``, stored in the plan's manifest and hashed into the chain (``pipeline/chain.py``)
+
+Two plans with equal recipes have equal steps as far as both go: ``epochs``, and where the plan ends, are
+left out on purpose, so that a run may go on with a longer plan.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from ringfeed.pipeline.manifest import fingerprint
+
+__all__ = ["PLANNER_VERSION", "Recipe", "SourceRef"]
+
+PLANNER_VERSION = 1
+"""Raised whenever the same options would give other steps."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SourceRef:
+    """One corpus, or one file of lengths, that a plan was made from."""
+
+    kind: str
+    """``corpus`` or ``lengths``."""
+    name: str
+    fingerprint: str
+    num_documents: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recipe:
+    """All that shaped the steps of a plan (law L9)."""
+
+    pack_tokens: int
+    pad_multiple: int
+    packs_per_step: int
+    slate_size: int
+    balance: str
+    """The strategy that really ran, not the one that was asked for."""
+    window: int
+    """Steps of look-ahead."""
+    overflow: str
+    seed: int | None
+    """None draws documents in corpus order."""
+    positions: str
+    """``restart`` or ``continue``."""
+    boundary_label: str
+    """``next`` or ``ignore``."""
+    cost_model: str
+    sources: tuple[SourceRef, ...]
+    """In command order: global document ids count through them."""
+    planner_version: int = PLANNER_VERSION
+
+    @property
+    def fingerprint(self) -> str:
+        """Return 32 hex digits over every field."""
+        return fingerprint(self.to_json())
+
+    def to_json(self) -> dict[str, Any]:
+        """Return JSON-able values; ``from_json`` is the way back."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "Recipe":
+        """Rebuild a recipe from ``to_json()``.
+
+        Raises:
+            ValueError: if a field is missing or unknown: another ringfeed wrote it.
+        """
+        names = {field.name for field in fields(cls)}
+        if set(values) != names:
+            raise ValueError(
+                f"this is no plan recipe that this ringfeed reads: missing {sorted(names - set(values))}, "
+                f"unknown {sorted(set(values) - names)}; read it with the ringfeed that wrote it"
+            )
+        sources = tuple(SourceRef(**source) for source in values["sources"])
+        return cls(**{**values, "sources": sources})
