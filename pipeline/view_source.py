@@ -19,9 +19,10 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from ringfeed.pipeline.opening import ViewSpec
+    from ringfeed.pipeline.step_packs import Pieces
     from ringfeed.pipeline.views import RankView
 
-__all__ = ["NO_OVERLAY", "Overlay", "PackPieces", "PackView", "StepFacts", "ViewSource"]
+__all__ = ["NO_OVERLAY", "Overlay", "PackView", "StepFacts", "ViewSource"]
 
 NO_OVERLAY = ""
 """The overlay digest of a source that skips no document."""
@@ -61,21 +62,12 @@ class StepFacts:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class PackPieces:
-    """The pieces of one pack in slot order, skipped ones included: int64 [P] each, epochs int32 [P]."""
-
-    documents: npt.NDArray[np.int64]
-    starts: npt.NDArray[np.int64]
-    lengths: npt.NDArray[np.int64]
-    epochs: npt.NDArray[np.int32]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class PackView:
     """One cp rank's view of one pack, and the pieces it was made from."""
 
     view: RankView
-    pieces: PackPieces
+    pieces: Pieces
+    """In slot order, skipped ones included; none for the all-padding pack."""
 
 
 class ViewSource(Protocol):
@@ -101,6 +93,11 @@ class ViewSource(Protocol):
     @property
     def sources(self) -> tuple[str, ...]:
         """Names of the S corpora, in command order."""
+        ...
+
+    @property
+    def num_documents(self) -> int:
+        """Documents of all corpora: global ids are below it."""
         ...
 
     @property

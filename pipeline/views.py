@@ -4,7 +4,9 @@ In:   token-aligned columns of a chunk [T] and its offsets (``pipeline/thd.py``)
       runs of every rank (``sharding/layouts.py``)
 Out:  one ``RankView`` per rank (``pipeline/arrow_codec.py`` encodes it, ``pipeline/loader.py`` hands it out)
 
-Shapes: T slots in the chunk, L local tokens, N slots' count, D real documents, R cp ranks.
+All ranks are cut in one walk over the source: each run is one memcpy to the rank that holds it.
+
+Shapes: T slots in the chunk, L local tokens, N slots' count, D real documents, R cp ranks, C columns.
 """
 
 from __future__ import annotations
@@ -12,11 +14,22 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from ringfeed.pipeline.view_kernels import IGNORE, address, order_segments, scatter
+from ringfeed.sharding.layouts import make_layout
+from ringfeed.sharding.padding import SlotOffsets, concat_offsets
+
 if TYPE_CHECKING:
-    import numpy as np
+    from collections.abc import Mapping, Sequence
+
     import numpy.typing as npt
 
-__all__ = ["RankView"]
+    from ringfeed.pipeline.thd import ThdChunk
+    from ringfeed.sharding.index_map import IndexMap
+    from ringfeed.sharding.layouts import Layout
+
+__all__ = ["RankView", "concat_views", "cut_all", "cut_chunk"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -54,3 +67,154 @@ class RankView:
             "cu_seqlens_padded": self.cu_seqlens_padded,
             **self.extras,
         }
+
+
+def cut_all(
+    columns: Mapping[str, Any],
+    cu_seqlens_padded: Any,
+    *,
+    layout: Layout | str,
+    cp_size: int,
+    cu_seqlens: Any = None,
+    out: list[dict[str, npt.NDArray[Any]]] | None = None,
+) -> list[dict[str, npt.NDArray[Any]]]:
+    """Cut every column of one chunk for all ranks, walking over the source once.
+
+    Args:
+        columns: name -> [T] integers (array, CPU tensor or list), dtypes may differ; left untouched.
+        cu_seqlens_padded: slot offsets [N + 1] (tensor, array or list).
+        layout: who holds what; a name stands for that layout with its default options.
+        cp_size: context-parallel ranks, R.
+        cu_seqlens: real offsets [N + 1]; without them every slot counts as real.
+        out: what an earlier call returned; its buffers are filled again and returned.
+
+    Returns:
+        Per rank a dict of name -> array [L] of the column's dtype. No array shares memory with a column.
+
+    Raises:
+        ValueError: if a column is not [T] integers, the offsets break the layout's rules, or ``out`` does
+            not fit (the rank and the column are named).
+    """
+    chosen = make_layout(layout) if isinstance(layout, str) else layout
+    maps = chosen.index_maps(cu_seqlens_padded, cp_size=cp_size, cu_seqlens=cu_seqlens)
+    arrays = {name: np.asarray(values) for name, values in columns.items()}
+    for name, array in arrays.items():
+        if array.dtype.kind not in "iub":
+            raise ValueError(f"columns[{name!r}] must hold integers, got {array.dtype}")
+    return cut_columns(arrays, maps, out=out)
+
+
+def cut_columns(
+    columns: Mapping[str, npt.NDArray[Any]],
+    maps: Sequence[IndexMap],
+    *,
+    out: list[dict[str, npt.NDArray[Any]]] | None = None,
+) -> list[dict[str, npt.NDArray[Any]]]:
+    """Do what ``cut_all`` does for [T] arrays of any fixed-size dtype, with index maps that exist already."""
+    for name, column in columns.items():
+        if column.shape != (maps[0].num_tokens,):
+            raise ValueError(
+                f"columns[{name!r}] has shape {list(column.shape)}, the offsets say [{maps[0].num_tokens}]"
+            )
+    parts = _allocate(columns, maps) if out is None else out
+    if out is not None:
+        _check_out(out, columns, maps)
+    sources = {name: np.ascontiguousarray(column) for name, column in columns.items()}
+    runs = np.concatenate([index_map.runs for index_map in maps])
+    bounds = np.cumsum([0, *(len(index_map.runs) for index_map in maps)])
+    segments = np.empty((len(runs), 4), dtype=np.int64)
+    order_segments(runs, bounds, segments)
+    targets = [[address(part[name]) for part in parts] for name in sources]
+    scatter(
+        np.array([address(source) for source in sources.values()], dtype=np.int64),
+        np.array(targets, dtype=np.int64).reshape(len(sources), len(maps)),
+        np.array([source.itemsize for source in sources.values()], dtype=np.int64),
+        segments,
+    )
+    return parts
+
+
+def cut_chunk(chunk: ThdChunk, *, layout: Layout, cp_size: int) -> list[RankView]:
+    """Return the views that all ranks have of ``chunk``; they own their memory.
+
+    Raises:
+        ValueError: if the chunk holds several packs and the layout takes one, or its offsets break the
+            layout's rules.
+    """
+    if chunk.num_packs > 1 and not layout.holds_many_packs:
+        raise ValueError(
+            f"layout {layout.name!r} takes one pack per chunk, got {chunk.num_packs}; give each pack a chunk "
+            f"of its own, or use layout 'te' or 'identity'"
+        )
+    maps = layout.index_maps(chunk.cu_seqlens_padded, cp_size=cp_size, cu_seqlens=chunk.cu_seqlens)
+    columns = {
+        "input_ids": chunk.tokens,
+        "labels": chunk.labels,
+        "position_ids": chunk.position_ids,
+        "padding_mask": chunk.padding_mask,
+    }
+    return [
+        RankView(
+            **{name: part[name] for name in columns},
+            cu_seqlens=chunk.cu_seqlens,
+            cu_seqlens_padded=chunk.cu_seqlens_padded,
+            documents=chunk.documents,
+            local_supervised=int(np.count_nonzero(part["labels"] != IGNORE)),
+            extras={name: part[name] for name in chunk.extras},
+        )
+        for part in cut_columns({**columns, **chunk.extras}, maps)
+    ]
+
+
+def concat_views(views: Sequence[RankView]) -> RankView:
+    """Lay one rank's views of the packs of a chunk end to end; the result owns its memory.
+
+    Raises:
+        ValueError: if there is no view.
+    """
+    offsets = concat_offsets(
+        [SlotOffsets(cu_seqlens=v.cu_seqlens, cu_seqlens_padded=v.cu_seqlens_padded) for v in views]
+    )
+    names = ("input_ids", "labels", "position_ids", "padding_mask", "documents")
+    return RankView(
+        **{name: np.concatenate([getattr(view, name) for view in views]) for name in names},
+        cu_seqlens=offsets.cu_seqlens,
+        cu_seqlens_padded=offsets.cu_seqlens_padded,
+        local_supervised=sum(view.local_supervised for view in views),
+        extras={name: np.concatenate([view.extras[name] for view in views]) for name in views[0].extras},
+    )
+
+
+def _allocate(
+    columns: Mapping[str, npt.NDArray[Any]], maps: Sequence[IndexMap]
+) -> list[dict[str, npt.NDArray[Any]]]:
+    return [
+        {name: np.empty(len(index_map), column.dtype) for name, column in columns.items()}
+        for index_map in maps
+    ]
+
+
+def _check_out(
+    out: list[dict[str, npt.NDArray[Any]]],
+    columns: Mapping[str, npt.NDArray[Any]],
+    maps: Sequence[IndexMap],
+) -> None:
+    """Refuse buffers that do not fit: what is written next goes to raw addresses."""
+    if len(out) != len(maps):
+        raise ValueError(f"out has {len(out)} ranks, cp_size={len(maps)} needs {len(maps)}")
+    bounds = [np.lib.array_utils.byte_bounds(column) for column in columns.values()]
+    for rank, (part, index_map) in enumerate(zip(out, maps, strict=True)):
+        if part.keys() != columns.keys():
+            raise ValueError(f"out[{rank}] has columns {sorted(part)}, need {sorted(columns)}")
+        for name, column in columns.items():
+            buffer = part[name]
+            if buffer.shape != (len(index_map),) or buffer.dtype != column.dtype:
+                raise ValueError(
+                    f"out[{rank}][{name!r}] is {buffer.dtype} {list(buffer.shape)}, "
+                    f"need {column.dtype} [{len(index_map)}]"
+                )
+            if not (buffer.flags.c_contiguous and buffer.flags.writeable):
+                raise ValueError(f"out[{rank}][{name!r}] must be contiguous and writeable")
+            start = address(buffer)
+            if any(start < high and low < start + buffer.nbytes for low, high in bounds):
+                raise ValueError(f"out[{rank}][{name!r}] shares memory with a column; inputs stay untouched")
