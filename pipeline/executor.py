@@ -9,10 +9,14 @@ Out:  the results, in input order
 from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol, TypeVar
 
-__all__ = ["Executor", "SerialExecutor", "ThreadExecutor"]
+__all__ = ["Executor", "JobFailedError", "SerialExecutor", "ThreadExecutor"]
 
 Input = TypeVar("Input")
 Output = TypeVar("Output")
+
+
+class JobFailedError(RuntimeError):
+    """The machinery under a job failed, not its data: a worker died too often, a cluster is gone."""
 
 
 class Executor(Protocol):

@@ -1,0 +1,193 @@
+"""The commands that need no Ray: ingest, plan, verify, inspect. Parse, then call one function.
+
+In:   the command line
+Out:  what ``commands.py`` does with it; ``console.py`` prints and turns errors into exit codes
+
+Only typer is imported here: ``ringfeed --help`` must not wait for numpy, Arrow or torch. Values are
+checked in ``config.py``, so that flags and config files meet the same rules.
+"""
+
+# ruff: noqa: PLR0913, PLR0917, FBT002  (typer reads a command's flags from its parameters)
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ringfeed.pipeline.console import run_app, run_command
+
+__all__ = ["ConfigFile", "Json", "add_base_commands", "main", "new_app"]
+
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option("--config", metavar="RUN.YAML", help="read what no flag gives from this file"),
+]
+Json = Annotated[bool, typer.Option("--json", help="print one JSON object as the last line")]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one base command. The installed ``ringfeed`` is ``ringfeed.workers.cli``, which has more."""
+    app = new_app()
+    add_base_commands(app)
+    return run_app(app, argv)
+
+
+def new_app() -> typer.Typer:
+    """Return an app without commands."""
+    app = typer.Typer(
+        add_completion=False,
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        help="Feed context-parallel training: pack documents, decide which rank holds which token, "
+        "and deliver only that.",
+    )
+    app.callback()(_global_options)
+    return app
+
+
+def add_base_commands(app: typer.Typer) -> None:
+    """Add the four commands of this module to ``app``."""
+    for command in (ingest, plan, verify, inspect):
+        app.command()(command)
+
+
+def _show_version(wanted: bool) -> None:  # noqa: FBT001
+    if wanted:
+        from importlib.metadata import version
+
+        print(version("ringfeed"))
+        raise typer.Exit
+
+
+def _global_options(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_show_version, help="print the version")
+    ] = False,
+) -> None:
+    del version
+
+
+def ingest(
+    sources: Annotated[
+        list[Path] | None, typer.Argument(metavar="SRC", help="files, or folders read recursively")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="CORPUS", help="the folder to make")
+    ] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(metavar="bytes|FILE", help="bytes, or a tokenizer.json  [default: bytes]")
+    ] = None,
+    text_column: Annotated[str | None, typer.Option(metavar="C", help="column that holds text")] = None,
+    tokens_column: Annotated[
+        str | None, typer.Option(metavar="C", help="column that holds lists of token ids")
+    ] = None,
+    pad_id: Annotated[
+        int | None, typer.Option(metavar="N", help="pad token of a tokens column  [default: 0]")
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(metavar="N", help="name of the corpus  [default: its folder's]")
+    ] = None,
+    encoding_errors: Annotated[
+        str | None, typer.Option(metavar="fail|skip|bytes", help="text that is not UTF-8  [default: fail]")
+    ] = None,
+    config: ConfigFile = None,
+    as_json: Json = False,
+) -> int:
+    """Read text, JSONL, Parquet or Arrow into a corpus."""
+    return _run("ingest", locals())
+
+
+def plan(
+    corpora: Annotated[
+        list[Path] | None, typer.Argument(metavar="CORPUS", help="corpora, in the order of document ids")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="PLAN", help="the folder to make")
+    ] = None,
+    pack_tokens: Annotated[
+        int | None, typer.Option(metavar="N", help="token slots in a pack, padding included")
+    ] = None,
+    packs_per_step: Annotated[int | None, typer.Option(metavar="N", help="packs in a global batch")] = None,
+    max_cp: Annotated[
+        int | None, typer.Option(metavar="N", help="largest cp: documents are padded to 2 * N")
+    ] = None,
+    pad_multiple: Annotated[
+        int | None, typer.Option(metavar="N", help="or: the multiple documents are padded to")
+    ] = None,
+    lengths: Annotated[
+        Path | None, typer.Option(metavar="FILE.npy", help="plan these lengths, without a corpus")
+    ] = None,
+    balance: Annotated[
+        str | None, typer.Option(metavar="work|best_fit|in_order|concat", help="[default: work]")
+    ] = None,
+    window: Annotated[
+        int | None, typer.Option(metavar="W", help="steps that are packed together  [default: 16]")
+    ] = None,
+    slate_size: Annotated[
+        int | None, typer.Option(metavar="N", help="the dp meant  [default: packs-per-step]")
+    ] = None,
+    overflow: Annotated[
+        str | None,
+        typer.Option(
+            metavar="split|truncate|drop|error", help="documents longer than a pack  [default: split]"
+        ),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(metavar="S", help="shuffle  [default: corpus order]")] = None,
+    epochs: Annotated[
+        int | None, typer.Option(metavar="E", help="how often each document is drawn  [default: 1]")
+    ] = None,
+    positions: Annotated[
+        str | None,
+        typer.Option(metavar="restart|continue", help="in later pieces of a document  [default: restart]"),
+    ] = None,
+    boundary_label: Annotated[
+        str | None,
+        typer.Option(metavar="next|ignore", help="last label of a piece that goes on  [default: next]"),
+    ] = None,
+    report: Annotated[bool | None, typer.Option("--report", help="measure fill and balance")] = None,
+    config: ConfigFile = None,
+    as_json: Json = False,
+) -> int:
+    """Decide which pieces of documents form which pack."""
+    return _run("plan", locals())
+
+
+def verify(
+    path: Annotated[
+        Path | None, typer.Argument(metavar="PATH", help="a corpus, plan or shards folder")
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(metavar="N", help="threads that read  [default: one a CPU]")
+    ] = None,
+    config: ConfigFile = None,
+    as_json: Json = False,
+) -> int:
+    """Check that nothing is damaged, lost or doubled."""
+    return _run("verify", locals())
+
+
+def inspect(
+    path: Annotated[
+        Path | None, typer.Argument(metavar="PATH", help="a corpus, plan or shards folder")
+    ] = None,
+    step: Annotated[int | None, typer.Option(metavar="N", help="also show this step, pack by pack")] = None,
+    config: ConfigFile = None,
+    as_json: Json = False,
+) -> int:
+    """Show what a folder holds."""
+    return _run("inspect", locals())
+
+
+def _run(name: str, parameters: dict[str, Any]) -> int:
+    from ringfeed.pipeline import commands
+
+    flags = {key: value for key, value in parameters.items() if key not in ("config", "as_json")}
+    return run_command(
+        name,
+        getattr(commands, name),
+        flags=flags,
+        config=parameters["config"],
+        as_json=parameters["as_json"],
+    )

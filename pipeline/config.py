@@ -1,0 +1,217 @@
+"""What a user may set, one model per command: the single source of the rules.
+
+In:   flags (``cli.py``) and one section of a YAML file (``config_file.py``)
+Out:  a frozen, checked model, or one line with field, value, rule and way out
+
+Every field is both a flag (``pack_tokens`` is ``--pack-tokens``) and a key of its section. Flags win
+over the file. Rules that need data (does this layout fit this plan?) live where the data is.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path  # noqa: TC003  (pydantic needs it at run time)
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+__all__ = [
+    "SECTIONS",
+    "CommandConfig",
+    "DemoConfig",
+    "IngestConfig",
+    "InspectConfig",
+    "PlanConfig",
+    "ShardConfig",
+    "VerifyConfig",
+]
+
+# Strict: pydantic would turn true into 1 and "8" into 8, and hide a slip of the pen.
+Count = Annotated[int, Field(strict=True, ge=1)]
+Natural = Annotated[int, Field(strict=True, ge=0)]
+Flag = Annotated[bool, Field(strict=True)]
+Text = Annotated[str, Field(strict=True, min_length=1)]
+
+
+class CommandConfig(BaseModel):
+    """Base of the models: nothing unknown gets in, nothing changes later."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    arguments: ClassVar[dict[str, str]] = {}
+    """Fields that are not ``--flags`` on the command line, as the user types them."""
+    alternatives: ClassVar[tuple[frozenset[str], ...]] = ()
+    """Groups of fields of which one is given: a flag replaces the whole group of the file."""
+
+    @classmethod
+    def on_command_line(cls, field: str) -> str:
+        """Return how a user gives ``field`` on the command line."""
+        return cls.arguments.get(field, "--" + field.replace("_", "-"))
+
+
+class IngestConfig(CommandConfig):
+    """``ringfeed ingest``: text or token columns into a corpus."""
+
+    arguments = {"sources": "SRC...", "output": "-o CORPUS"}
+    alternatives = (frozenset({"text_column", "tokens_column"}),)
+
+    sources: Annotated[tuple[Path, ...], Field(min_length=1)] = Field(
+        description="files, or folders that are read recursively"
+    )
+    output: Path = Field(description="the corpus folder to make")
+    tokenizer: Text = Field("bytes", description="'bytes', or a tokenizer.json of Hugging Face tokenizers")
+    text_column: Text | None = Field(None, description="the column that holds the text")
+    tokens_column: Text | None = Field(None, description="the column that holds lists of token ids")
+    pad_id: Natural | None = Field(None, description="the pad token of a tokens column, 0 if not given")
+    name: Text | None = Field(None, description="the corpus's name, by default its folder's")
+    encoding_errors: Literal["fail", "skip", "bytes"] = Field(
+        "fail", description="what to do with text that is not UTF-8"
+    )
+
+    @model_validator(mode="after")
+    def _check_columns(self) -> Self:
+        if self.text_column is not None and self.tokens_column is not None:
+            raise ValueError(
+                f"text_column={self.text_column!r} and tokens_column={self.tokens_column!r} exclude each "
+                "other; name the one column to read"
+            )
+        if self.pad_id is not None and self.tokens_column is None:
+            raise ValueError(
+                f"pad_id={self.pad_id} goes with tokens_column only, a tokenizer has its own; "
+                "leave it out or name a tokens_column"
+            )
+        if self.tokens_column is not None and "tokenizer" in self.model_fields_set:
+            raise ValueError(
+                f"tokenizer={self.tokenizer!r} has nothing to do: tokens_column={self.tokens_column!r} "
+                "holds token ids already; leave one of the two out"
+            )
+        return self
+
+
+class PlanConfig(CommandConfig):
+    """``ringfeed plan``: a corpus's lengths into steps of packs."""
+
+    arguments = {"corpora": "CORPUS...", "output": "-o PLAN"}
+    alternatives = (frozenset({"corpora", "lengths"}), frozenset({"max_cp", "pad_multiple"}))
+
+    corpora: tuple[Path, ...] = Field((), description="corpus folders; document ids follow this order")
+    lengths: Path | None = Field(None, description="a .npy file of 1-D integers, in place of corpora")
+    output: Path = Field(description="the plan folder to make")
+    pack_tokens: Count = Field(description="token slots in a pack, padding included")
+    packs_per_step: Count = Field(description="packs in one global batch")
+    max_cp: Count | None = Field(None, description="the largest cp; documents are padded to 2 * max_cp")
+    pad_multiple: Count | None = Field(None, description="the multiple that documents are padded to")
+    balance: Literal["work", "best_fit", "in_order", "concat"] = Field(
+        "work", description="how packs are filled"
+    )
+    window: Count = Field(16, description="steps that are packed together")
+    slate_size: Count | None = Field(None, description="packs in a slate: the dp it is meant for")
+    overflow: Literal["split", "truncate", "drop", "error"] = Field(
+        "split", description="what to do with a document longer than a pack"
+    )
+    seed: Natural | None = Field(None, description="shuffles the documents; without it, corpus order")
+    epochs: Count = Field(1, description="how often every document is drawn")
+    positions: Literal["restart", "continue"] = Field(
+        "restart", description="positions of the later pieces of a split document"
+    )
+    boundary_label: Literal["next", "ignore"] = Field(
+        "next", description="the last label of a piece whose document goes on"
+    )
+    report: Flag = Field(default=False, description="measure fill and balance of the plan")
+
+    @property
+    def document_multiple(self) -> int:
+        """Return m: each piece of n tokens takes ceil(n / m) * m slots."""
+        return self.pad_multiple if self.pad_multiple is not None else 2 * (self.max_cp or 1)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if bool(self.corpora) == (self.lengths is not None):
+            raise ValueError(
+                f"corpora={[str(path) for path in self.corpora]} and lengths="
+                f"{None if self.lengths is None else str(self.lengths)!r}: give exactly one of CORPUS... "
+                "and --lengths FILE.npy"
+            )
+        if (self.max_cp is None) == (self.pad_multiple is None):
+            raise ValueError(
+                f"max_cp={self.max_cp} and pad_multiple={self.pad_multiple}: give exactly one of "
+                "--max-cp N (documents are padded to 2 * N) and --pad-multiple N"
+            )
+        self._check_pack_tokens()
+        if self.slate_size is not None and self.packs_per_step % self.slate_size:
+            raise ValueError(
+                f"slate_size={self.slate_size} does not divide packs_per_step={self.packs_per_step}; "
+                f"valid: {divisors(self.packs_per_step)}"
+            )
+        return self
+
+    def _check_pack_tokens(self) -> None:
+        multiple = self.document_multiple
+        if self.pack_tokens % multiple:
+            below = self.pack_tokens // multiple * multiple
+            nearest = [n for n in (below, below + multiple) if n > 0]
+            origin = f"2 * max_cp={self.max_cp}" if self.pad_multiple is None else "pad_multiple"
+            raise ValueError(
+                f"pack_tokens={self.pack_tokens} is not a multiple of {multiple} ({origin}); "
+                f"nearest valid: {nearest}"
+            )
+
+
+class ShardConfig(CommandConfig):
+    """``ringfeed shard``: the views of all cp ranks, written ahead of training."""
+
+    arguments = {"plan": "PLAN", "output": "-o SHARDS"}
+
+    plan: Path = Field(description="the plan folder to shard")
+    output: Path = Field(description="the shards folder to make")
+    cp: Count = Field(description="context-parallel ranks that share a pack")
+    layout: Text = Field(description="which rank holds which token")
+    layout_options: dict[str, Any] = Field({}, description="options of the layout, such as threshold=512")
+    tp: Count = Field(1, description="tensor-parallel ranks (sequence parallel) that share a view")
+    unit: Count = Field(1, description="FP8 unit of the local length")
+    slot_budget: Count | None = Field(None, description="slots of a pack, where the plan's are too few")
+    skip: Path | None = Field(None, description="a text file of document ids to leave out")
+    corpus: tuple[Path, ...] = Field((), description="corpus folders, where the plan's own paths moved")
+    workers: Count | None = Field(None, description="ranges of steps in work at once, by default one a CPU")
+
+
+class VerifyConfig(CommandConfig):
+    """``ringfeed verify``: find every fault of a corpus, plan or shards folder."""
+
+    arguments = {"path": "PATH"}
+
+    path: Path = Field(description="the corpus, plan or shards folder to check")
+    workers: Count | None = Field(None, description="threads that read files, by default one a CPU")
+
+
+class InspectConfig(CommandConfig):
+    """``ringfeed inspect``: what a folder holds, as text."""
+
+    arguments = {"path": "PATH"}
+
+    path: Path = Field(description="the corpus, plan or shards folder to look into")
+    step: Natural | None = Field(None, description="also show this step, pack by pack")
+
+
+class DemoConfig(CommandConfig):
+    """``ringfeed demo``: the whole line on the standard library's sources."""
+
+    output: Path | None = Field(None, description="where to keep the files; by default they are deleted")
+    steps: Count = Field(20, description="training steps of each of the two runs")
+    workers: Count | None = Field(None, description="CPUs that the local Ray may use")
+
+
+SECTIONS: dict[str, type[CommandConfig]] = {
+    "ingest": IngestConfig,
+    "plan": PlanConfig,
+    "shard": ShardConfig,
+    "verify": VerifyConfig,
+    "inspect": InspectConfig,
+    "demo": DemoConfig,
+}
+"""Sections of a config file, which are the commands."""
+
+
+def divisors(number: int) -> list[int]:
+    """Return all divisors of ``number``, rising."""
+    small = [n for n in range(1, int(number**0.5) + 1) if number % n == 0]
+    return sorted({*small, *(number // n for n in small)})

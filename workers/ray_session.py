@@ -1,0 +1,89 @@
+"""A Ray to run on: one that is started here and stopped again, or the cluster of ``RAY_ADDRESS``.
+
+In:   ``RAY_ADDRESS`` (``environment.py``) and how many CPUs to use
+Out:  a ``RaySession`` for the length of a ``with`` block
+
+A session that finds Ray running in this process uses it and leaves it running.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ringfeed.pipeline.environment import available_cpus
+from ringfeed.pipeline.executor import JobFailedError
+from ringfeed.workers.environment import prepare_local_ray, read_environment
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["RaySession", "ray_session"]
+
+# Jobs here send paths and digests, not data: Ray's default of 30 % of memory is not needed.
+_OBJECT_STORE_BYTES = 128 << 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RaySession:
+    """A Ray that is connected."""
+
+    num_cpus: int
+    """CPUs of the whole cluster."""
+    address: str
+    """``local``, the cluster's address, or ``running`` for one that was there before."""
+
+
+@contextmanager
+def ray_session(*, num_cpus: int | None = None) -> Iterator[RaySession]:
+    """Connect to Ray, and disconnect at the end; a Ray that was started here is stopped.
+
+    Args:
+        num_cpus: CPUs of a local Ray, by default those that this process may use; a cluster has its own.
+
+    Raises:
+        JobFailedError: if no Ray can be started or reached.
+    """
+    address = read_environment().address
+    if address is None:
+        prepare_local_ray()
+    import ray
+
+    if ray.is_initialized():
+        yield RaySession(num_cpus=_cluster_cpus(), address="running")
+        return
+    _connect(address, num_cpus)
+    try:
+        yield RaySession(num_cpus=_cluster_cpus(), address=address or "local")
+    finally:
+        ray.shutdown()
+
+
+def _connect(address: str | None, num_cpus: int | None) -> None:
+    import ray
+
+    try:
+        if address is not None:
+            ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+            return
+        # Not a bare init(): that would join any other Ray on this machine.
+        ray.init(
+            address="local",
+            num_cpus=num_cpus or available_cpus(),
+            object_store_memory=_OBJECT_STORE_BYTES,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level="ERROR",
+        )
+    except (ConnectionError, OSError, RuntimeError, ray.exceptions.RayError) as error:
+        where = (
+            "a local Ray cannot be started" if address is None else f"RAY_ADDRESS={address!r} is no cluster"
+        )
+        raise JobFailedError(f"{where}: {error}") from error
+
+
+def _cluster_cpus() -> int:
+    import ray
+
+    return max(1, int(ray.cluster_resources().get("CPU", 1)))
