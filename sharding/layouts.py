@@ -14,6 +14,7 @@ import numpy as np
 from ringfeed.sharding.index_map import IndexMap
 from ringfeed.sharding.layout_contract import Layout, check_ranks, checked_offsets
 from ringfeed.sharding.run_kernels import Int64Array, te_runs
+from ringfeed.sharding.whole_document import WholeDocumentLayout
 
 __all__ = [
     "ContiguousLayout",
@@ -21,6 +22,7 @@ __all__ = [
     "IdentityLayout",
     "Layout",
     "TeLayout",
+    "WholeDocumentLayout",
     "make_layout",
 ]
 
@@ -63,7 +65,7 @@ class TeLayout(Layout):
         if slot >= 0:
             raise ValueError(
                 f"slot {slot} has {offsets[slot + 1] - offsets[slot]} tokens, not a multiple of "
-                f"{2 * cp_size} (2 * cp_size={cp_size}); pad every document with slot_lengths(..., cp_size={cp_size})"
+                f"{2 * cp_size} (2 * cp_size={cp_size}); pad every document with layout.slot_lengths"
             )
         return [IndexMap(runs[index], num_tokens) for index in range(num_ranks)]
 
@@ -148,7 +150,8 @@ class IdentityLayout(Layout):
 
 
 _LAYOUTS: dict[str, type[Layout]] = {
-    layout.name: layout for layout in (TeLayout, HeadTailLayout, ContiguousLayout, IdentityLayout)
+    layout.name: layout
+    for layout in (TeLayout, HeadTailLayout, ContiguousLayout, WholeDocumentLayout, IdentityLayout)
 }
 
 
@@ -156,7 +159,7 @@ def make_layout(name: str, **options: Any) -> Layout:
     """Return the layout called ``name``, set up with its own ``options``.
 
     Args:
-        name: one of ``te``, ``head_tail``, ``contiguous``, ``identity``.
+        name: one of ``te``, ``head_tail``, ``contiguous``, ``whole_document``, ``identity``.
         **options: fields of that layout's class.
 
     Raises:
