@@ -72,6 +72,7 @@ $(VENV)/pyvenv.cfg $(BENCH_VENV)/pyvenv.cfg:
 	$(PYTHON) -m venv $(@D) || { $(PYTHON) -m venv --clear --without-pip $(@D) \
 		&& $(PYTHON) -m pip --python $(@D)/bin/python install pip; } || { rm -rf $(@D); exit 1; }
 
-$(BENCH_VENV)/installed: benchmarks/requirements.txt $(BENCH_VENV)/pyvenv.cfg
+$(BENCH_VENV)/installed: benchmarks/requirements.txt $(BENCH_VENV)/pyvenv.cfg $(STAMP)
 	$(BENCH_VENV)/bin/python -m pip install --no-deps -r benchmarks/requirements.txt
+	cp $(VENV)/lib/python3*/site-packages/__editable__.ringfeed-*.pth $(BENCH_VENV)/lib/python3*/site-packages/
 	@touch $@
