@@ -1,0 +1,218 @@
+"""Views made in the trainer's own process, from a plan and its corpora.
+
+In:   ``Plan`` (``pipeline/plan.py``), ``CorpusSet`` (``pipeline/corpus_set.py``), ``ViewSpec``
+Out:  ``PackView``s of any rank (``pipeline/view_source.py``), filled straight from the mapped documents
+
+A rank copies its own runs and nothing else: no chunk is ever built. Whole documents are hashed once,
+when they are first touched.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ringfeed.pipeline.opening import check_footprints
+from ringfeed.pipeline.pack_slots import lay_out, token_table
+from ringfeed.pipeline.step_packs import Pieces
+from ringfeed.pipeline.supervision import supervised_tokens
+from ringfeed.pipeline.view_kernels import fill_positions, fill_tokens
+from ringfeed.pipeline.view_source import NO_OVERLAY, Overlay, PackView, StepFacts
+from ringfeed.pipeline.views import RankView
+from ringfeed.sharding.padding import slot_lengths
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from ringfeed.pipeline.corpus_set import CorpusSet
+    from ringfeed.pipeline.opening import ViewSpec
+    from ringfeed.pipeline.pack_slots import PackSlots
+    from ringfeed.pipeline.plan import Plan
+    from ringfeed.pipeline.step_packs import StepPacks
+    from ringfeed.sharding.run_kernels import Int64Array
+
+__all__ = ["PlanSource"]
+
+# Documents remembered as checked: about 8 MB, whatever the corpus holds.
+_CHECKED_KEPT = 1 << 16
+
+
+class PlanSource:
+    """A ``ViewSource`` over a plan. One thread at a time."""
+
+    def __init__(
+        self, plan: Plan, corpora: CorpusSet, *, spec: ViewSpec, overlay: Overlay | None = None
+    ) -> None:
+        """Take what is open already; ``close`` closes the corpora.
+
+        Args:
+            plan: made from ``corpora`` (``Plan.open_corpora`` checks that).
+            corpora: the documents.
+            spec: from ``opening.open_spec``.
+            overlay: documents to leave out; it may be replaced between steps.
+        """
+        self.spec = spec
+        self.overlay = overlay
+        self._plan = plan
+        self._corpora = corpora
+        self._step: StepPacks | None = None
+        self._checked: OrderedDict[int, None] = OrderedDict()
+        self._buffers: _Buffers | None = None
+        self.tokens_copied = 0
+        """Tokens that were copied out of documents so far, padding not counted."""
+
+    @property
+    def num_steps(self) -> int:
+        return self._plan.num_steps
+
+    @property
+    def packs_per_step(self) -> int:
+        return self._plan.packs_per_step
+
+    @property
+    def slate_size(self) -> int:
+        return self._plan.slate_size
+
+    @property
+    def recipe_fingerprint(self) -> str:
+        return self._plan.recipe_fingerprint
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return self._corpora.names
+
+    @property
+    def num_documents(self) -> int:
+        return self._corpora.num_documents
+
+    @property
+    def overlay_digest(self) -> str:
+        return NO_OVERLAY if self.overlay is None else self.overlay.digest
+
+    def chain(self, step: int) -> str:
+        return self._plan.chain(step)
+
+    def max_slots(self) -> int:
+        # Every pack may have a tail slot; the all-padding pack is one slot.
+        return self._plan.largest_num_pieces + 1
+
+    def step_facts(self, step: int) -> StepFacts:
+        packs = self._step_packs(step)
+        supervised = packs.supervised
+        if supervised is None:
+            supervised = self._supervised_of(packs, np.ones(len(packs.pieces), dtype=np.bool_))
+        if self.overlay is not None:
+            skipped = self.overlay.skipped(packs.pieces.documents)
+            supervised = supervised - self._supervised_of(packs, skipped)
+        return StepFacts(
+            step=step, slates=packs.slates, costs=packs.costs, supervised=supervised, chain=packs.chain
+        )
+
+    def pack_view(self, step: int, pack: int | None, *, cp_rank: int) -> PackView:
+        packs = self._step_packs(step)
+        if pack is not None and not 0 <= pack < packs.num_packs:
+            raise ValueError(f"step {step} has no pack {pack}: it has packs 0 to {packs.num_packs - 1}")
+        pieces = Pieces.concat([]) if pack is None else packs.pack(pack)
+        skipped = None if self.overlay is None else self.overlay.skipped(pieces.documents)
+        slots = lay_out(pieces, spec=self.spec, skipped=skipped)
+        index_map = self.spec.layout.index_map(
+            slots.cu_seqlens_padded,
+            cp_size=self.spec.cp_size,
+            cp_rank=cp_rank,
+            cu_seqlens=slots.cu_seqlens,
+        )
+        buffers = self._buffers_for(len(index_map))
+        supervised = self._fill(pieces, slots, index_map.runs, buffers)
+        view = RankView(
+            input_ids=buffers.ids,
+            labels=buffers.labels,
+            position_ids=buffers.positions,
+            padding_mask=buffers.mask,
+            cu_seqlens=slots.cu_seqlens,
+            cu_seqlens_padded=slots.cu_seqlens_padded,
+            documents=slots.documents,
+            local_supervised=supervised,
+        )
+        return PackView(view=view, pieces=pieces)
+
+    @property
+    def bytes_held(self) -> int:
+        """Bytes of the buffers that a view is made in."""
+        return 0 if self._buffers is None else self._buffers.nbytes
+
+    def close(self) -> None:
+        self._step = None
+        self._buffers = None
+        self._corpora.close()
+
+    def _fill(self, pieces: Pieces, slots: PackSlots, runs: Int64Array, buffers: _Buffers) -> int:
+        for document in slots.documents.tolist():
+            self._check_document(document)
+        tokens = self._corpora.piece_tokens(pieces.documents, pieces.starts, pieces.lengths)
+        table = token_table(pieces, slots, tokens=tokens, boundary=self.spec.boundary)
+        offsets = slots.cu_seqlens_padded
+        supervised = fill_tokens(runs, offsets, table, self.spec.pad_id, buffers.ids, buffers.labels)
+        fill_positions(
+            runs, offsets, slots.real_lengths, slots.first_positions, buffers.positions, buffers.mask
+        )
+        self.tokens_copied += len(buffers.mask) - int(np.count_nonzero(buffers.mask))
+        return int(supervised)
+
+    def _check_document(self, document: int) -> None:
+        if document in self._checked:
+            self._checked.move_to_end(document)
+            return
+        self._corpora.check_document(document)
+        self._checked[document] = None
+        if len(self._checked) > _CHECKED_KEPT:
+            self._checked.popitem(last=False)
+
+    def _step_packs(self, step: int) -> StepPacks:
+        if self._step is None or self._step.step != step:
+            packs = self._plan.step_packs(step)
+            self._check_budget(packs)
+            self._step = packs
+        return self._step
+
+    def _check_budget(self, packs: StepPacks) -> None:
+        """Refuse a step with a pack over the budget, on every rank alike, before any view is made."""
+        slots = slot_lengths(packs.pieces.lengths, multiple=self.spec.multiple)
+        ends = np.concatenate([[0], np.cumsum(slots)])
+        if (np.diff(ends[packs.offsets]) > self.spec.pack_slots).any():
+            check_footprints(self._plan, self.spec)
+
+    def _buffers_for(self, num_local: int) -> _Buffers:
+        if self._buffers is None or len(self._buffers.ids) != num_local:
+            self._buffers = _Buffers(num_local)
+        return self._buffers
+
+    def _supervised_of(self, packs: StepPacks, chosen: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+        """Return the supervised tokens of the ``chosen`` pieces (bool [P]) per pack and source, [K, S]."""
+        counts = np.zeros((packs.num_packs, len(self.sources)), dtype=np.int64)
+        pieces = packs.pieces.take(np.flatnonzero(chosen))
+        if len(pieces):
+            owners = np.repeat(np.arange(packs.num_packs), np.diff(packs.offsets))[chosen]
+            found = supervised_tokens(
+                self._corpora.lengths(pieces.documents),
+                pieces.starts,
+                pieces.lengths,
+                boundary=self.spec.boundary,
+            )
+            np.add.at(counts, (owners, self._corpora.source_of(pieces.documents)), found)
+        return counts
+
+
+class _Buffers:
+    """Where one view is made, again and again."""
+
+    def __init__(self, num_local: int) -> None:
+        self.ids = np.empty(num_local, dtype=np.int32)
+        self.labels = np.empty(num_local, dtype=np.int32)
+        self.positions = np.empty(num_local, dtype=np.int32)
+        self.mask = np.empty(num_local, dtype=np.bool_)
+
+    @property
+    def nbytes(self) -> int:
+        return self.ids.nbytes + self.labels.nbytes + self.positions.nbytes + self.mask.nbytes
