@@ -1,0 +1,158 @@
+"""Make a corpus folder: its tables, its manifest, its name.
+
+In:   appended documents (``pipeline/document_writer.py``), or arrays in memory (``write_corpus``)
+Out:  a published corpus folder (``pipeline/corpus.py`` opens it)
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from ringfeed.pipeline.corpus import CORPUS_FORMAT, DOCUMENTS_FILE, INPUTS_FILE, Corpus
+from ringfeed.pipeline.document_writer import TOKEN_FILE_BYTES, DocumentWriter
+from ringfeed.pipeline.documents_table import content_digest, write_documents
+from ringfeed.pipeline.manifest import FORMAT_VERSION, Manifest, file_entry, fingerprint
+from ringfeed.pipeline.sources.token_batch import TokenBatch, hash_documents
+from ringfeed.pipeline.staging import StagedFolder, write_atomically
+from ringfeed.pipeline.token_files import TOKEN_DTYPES
+
+__all__ = ["MASK_RULE", "publish_corpus", "write_corpus", "write_inputs"]
+
+MASK_RULE = "all"
+"""Every token but a document's first is a label."""
+
+
+def write_inputs(path: Path, *, sources: list[int], names: list[str], sizes: list[int]) -> None:
+    """Write ``inputs.arrow``: one row per input file, in reading order."""
+    table = pa.table(
+        {
+            "source": pa.array(sources, pa.int32()),
+            # Names that are not UTF-8 are legal on disk, and not in Arrow.
+            "path": pa.array([name.encode("utf-8", "backslashreplace").decode() for name in names]),
+            "bytes": pa.array(sizes, pa.int64()),
+        }
+    )
+    with (
+        write_atomically(path) as temporary,
+        pa.OSFile(str(temporary), "wb") as sink,
+        pa.ipc.new_file(sink, table.schema) as writer,
+    ):
+        writer.write_table(table)
+
+
+def publish_corpus(
+    staged: StagedFolder, writer: DocumentWriter, *, shaped_by: Mapping[str, Any], facts: Mapping[str, Any]
+) -> Manifest:
+    """Finish the tables, write the manifest and give the corpus its name.
+
+    Args:
+        staged: the folder; ``inputs.arrow`` is in it.
+        writer: all documents are appended.
+        shaped_by: what decided the tokens (tokenizer, policies): goes into the fingerprint.
+        facts: ``name``, ``pad_id``, ``tokenizer``, ``token_dtype``.
+    """
+    columns = writer.finish()
+    with write_atomically(staged.path / DOCUMENTS_FILE) as temporary:
+        write_documents(temporary, columns)
+    counts = {"num_documents": writer.state.num_documents, "num_tokens": writer.state.num_tokens}
+    made_from = {
+        "format_version": FORMAT_VERSION,
+        "mask_rule": MASK_RULE,
+        "content": content_digest(columns),
+        **counts,
+        **shaped_by,
+    }
+    num_inputs = pa.ipc.open_file(pa.memory_map(str(staged.path / INPUTS_FILE))).read_all().num_rows
+    manifest = Manifest(
+        format=CORPUS_FORMAT,
+        fingerprint=fingerprint(made_from),
+        made_from=made_from,
+        files=(
+            file_entry(staged.path, DOCUMENTS_FILE, writer.state.num_documents),
+            file_entry(staged.path, INPUTS_FILE, num_inputs),
+            *writer.entries,
+        ),
+        facts={
+            **facts,
+            **counts,
+            "mask_rule": MASK_RULE,
+            "num_inputs": num_inputs,
+            "skipped_empty": writer.state.skipped_empty,
+            "skipped_encoding": writer.state.skipped_encoding,
+        },
+    )
+    staged.publish(manifest)
+    return manifest
+
+
+def write_corpus(  # noqa: PLR0913  (each one is a fact about the corpus)
+    path: Path,
+    documents: Iterable[NDArray[np.integer]],
+    *,
+    name: str,
+    tokenizer: Mapping[str, Any] | None = None,
+    pad_id: int = 0,
+    token_dtype: str = "int32",  # noqa: S107  (no password)
+    token_file_bytes: int = TOKEN_FILE_BYTES,
+) -> Corpus:
+    """Write documents that are in memory as a corpus, through the writer that ingest uses.
+
+    Args:
+        path: folder to make; must not exist.
+        documents: 1-D integer arrays that fit ``token_dtype``; empty ones are skipped and counted.
+        name: name of the corpus in counts per source.
+        tokenizer: facts about the tokenizer, JSON-able; corpora with different ones do not mix.
+        pad_id: token of padding.
+        token_dtype: ``uint16`` or ``int32``.
+        token_file_bytes: size at which a token file ends.
+
+    Raises:
+        ValueError: if ``path`` exists, or a document does not fit ``token_dtype``.
+    """
+    tokenizer = {"kind": "tokens"} if tokenizer is None else dict(tokenizer)
+    shaped_by = {"tokenizer": tokenizer, "pad_id": pad_id, "token_dtype": token_dtype}
+    with StagedFolder.open(path, format=CORPUS_FORMAT, made_from={**shaped_by, "name": name}) as staged:
+        if staged.finished or staged.resumed:
+            raise ValueError(f"{path} exists, finished or not; delete it or choose another folder")
+        write_inputs(staged.path / INPUTS_FILE, sources=[0], names=["memory"], sizes=[0])
+        writer = DocumentWriter(staged, token_dtype=token_dtype, token_file_bytes=token_file_bytes)
+        try:
+            for batch in _batches_of(documents, TOKEN_DTYPES[token_dtype]):
+                writer.append(batch)
+        except ValueError:
+            staged.discard()
+            raise
+        publish_corpus(staged, writer, shaped_by=shaped_by, facts={"name": name, **shaped_by})
+    return Corpus.open(path)
+
+
+def _batches_of(documents: Iterable[NDArray[np.integer]], dtype: np.dtype[Any]) -> Iterator[TokenBatch]:
+    for row, document in enumerate(documents):
+        values = np.asarray(document)
+        limits = np.iinfo(dtype)
+        if values.ndim != 1 or (len(values) and values.dtype.kind not in "iu"):
+            raise ValueError(f"document {row} is {values.dtype} {list(values.shape)}, need integers [length]")
+        if len(values) and not (int(values.min()) >= 0 and int(values.max()) <= limits.max):
+            raise ValueError(
+                f"document {row} has tokens {values.min()} to {values.max()}, "
+                f"need 0 to {limits.max} ({dtype})"
+            )
+        num = min(len(values), 1)
+        tokens = values.astype(dtype)
+        lengths = np.array([len(values)] * num, dtype=np.int64)
+        yield TokenBatch(
+            tokens=tokens,
+            lengths=lengths,
+            hashes=hash_documents(tokens, lengths),
+            sources=np.zeros(num, dtype=np.int32),
+            files=np.zeros(num, dtype=np.int32),
+            rows=np.zeros(num, dtype=np.int64),
+            first_row=row,
+            num_rows=1,
+            skipped_empty=1 - num,
+            skipped_encoding=0,
+        )
