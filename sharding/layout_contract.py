@@ -13,7 +13,7 @@ import math
 from typing import Any, Protocol
 
 from ringfeed.sharding.index_map import IndexMap
-from ringfeed.sharding.offsets import as_offsets, real_lengths
+from ringfeed.sharding.offsets import as_offsets, as_real_offsets
 from ringfeed.sharding.padding import slot_lengths
 from ringfeed.sharding.run_kernels import Int64Array
 
@@ -116,7 +116,7 @@ def checked_offsets(
     check_ranks(cp_size, cp_rank)
     offsets = as_offsets(cu_seqlens_padded)
     if cu_seqlens is not None:
-        real_lengths(cu_seqlens, offsets)
+        as_real_offsets(cu_seqlens, offsets)
     # A layout whose slots have the multiple has it in T as well, and names the slot itself.
     multiple = layout.base_multiple(cp_size)
     num_tokens = int(offsets[-1])

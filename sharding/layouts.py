@@ -7,13 +7,14 @@ The contract they all keep is in ``layout_contract.py``.
 """
 
 from dataclasses import dataclass, fields
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import numpy as np
 
 from ringfeed.sharding.index_map import IndexMap
 from ringfeed.sharding.layout_contract import Layout, check_ranks, checked_offsets
-from ringfeed.sharding.run_kernels import Int64Array, te_runs
+from ringfeed.sharding.run_kernels import Int64Array, dual_chunk_runs
 from ringfeed.sharding.whole_document import WholeDocumentLayout
 
 __all__ = [
@@ -49,25 +50,11 @@ class TeLayout(Layout):
         offsets = checked_offsets(
             self, cu_seqlens_padded, cp_size=cp_size, cp_rank=cp_rank, cu_seqlens=cu_seqlens
         )
-        return self._shares(offsets, cp_size, first_rank=cp_rank, num_ranks=1)[0]
+        return _dual_chunk_maps(offsets, cp_size, first_rank=cp_rank, num_ranks=1)[0]
 
     def index_maps(self, cu_seqlens_padded: Any, *, cp_size: int, cu_seqlens: Any = None) -> list[IndexMap]:
         offsets = checked_offsets(self, cu_seqlens_padded, cp_size=cp_size, cu_seqlens=cu_seqlens)
-        return self._shares(offsets, cp_size, first_rank=0, num_ranks=cp_size)
-
-    def _shares(
-        self, offsets: Int64Array, cp_size: int, *, first_rank: int, num_ranks: int
-    ) -> list[IndexMap]:
-        num_tokens = int(offsets[-1])
-        if cp_size == 1:
-            return [_one_run(0, num_tokens, num_tokens)]
-        runs, slot = te_runs(offsets, cp_size, first_rank, num_ranks)
-        if slot >= 0:
-            raise ValueError(
-                f"slot {slot} has {offsets[slot + 1] - offsets[slot]} tokens, not a multiple of "
-                f"{2 * cp_size} (2 * cp_size={cp_size}); pad every document with layout.slot_lengths"
-            )
-        return [IndexMap(runs[index], num_tokens) for index in range(num_ranks)]
+        return _dual_chunk_maps(offsets, cp_size, first_rank=0, num_ranks=cp_size)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,16 +77,11 @@ class HeadTailLayout(Layout):
         offsets = checked_offsets(
             self, cu_seqlens_padded, cp_size=cp_size, cp_rank=cp_rank, cu_seqlens=cu_seqlens
         )
-        return self._share(int(offsets[-1]), cp_size, cp_rank)
+        return _dual_chunk_maps(offsets[[0, -1]], cp_size, first_rank=cp_rank, num_ranks=1)[0]
 
     def index_maps(self, cu_seqlens_padded: Any, *, cp_size: int, cu_seqlens: Any = None) -> list[IndexMap]:
         offsets = checked_offsets(self, cu_seqlens_padded, cp_size=cp_size, cu_seqlens=cu_seqlens)
-        return [self._share(int(offsets[-1]), cp_size, rank) for rank in range(cp_size)]
-
-    def _share(self, num_tokens: int, cp_size: int, cp_rank: int) -> IndexMap:
-        width = num_tokens // (2 * cp_size)
-        head, tail = cp_rank * width, (2 * cp_size - 1 - cp_rank) * width
-        return IndexMap(np.array([[head, width], [tail, width]], dtype=np.int64), num_tokens)
+        return _dual_chunk_maps(offsets[[0, -1]], cp_size, first_rank=0, num_ranks=cp_size)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,15 +100,11 @@ class ContiguousLayout(Layout):
         offsets = checked_offsets(
             self, cu_seqlens_padded, cp_size=cp_size, cp_rank=cp_rank, cu_seqlens=cu_seqlens
         )
-        return self._share(int(offsets[-1]), cp_size, cp_rank)
+        return _equal_runs(int(offsets[-1]), cp_size)[cp_rank]
 
     def index_maps(self, cu_seqlens_padded: Any, *, cp_size: int, cu_seqlens: Any = None) -> list[IndexMap]:
         offsets = checked_offsets(self, cu_seqlens_padded, cp_size=cp_size, cu_seqlens=cu_seqlens)
-        return [self._share(int(offsets[-1]), cp_size, rank) for rank in range(cp_size)]
-
-    def _share(self, num_tokens: int, cp_size: int, cp_rank: int) -> IndexMap:
-        width = num_tokens // cp_size
-        return _one_run(cp_rank * width, width, num_tokens)
+        return _equal_runs(int(offsets[-1]), cp_size)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -142,7 +120,7 @@ class IdentityLayout(Layout):
         offsets = checked_offsets(
             self, cu_seqlens_padded, cp_size=cp_size, cp_rank=cp_rank, cu_seqlens=cu_seqlens
         )
-        return _one_run(0, int(offsets[-1]), int(offsets[-1]))
+        return _equal_runs(int(offsets[-1]), 1)[0]
 
     def index_maps(self, cu_seqlens_padded: Any, *, cp_size: int, cu_seqlens: Any = None) -> list[IndexMap]:
         everything = self.index_map(cu_seqlens_padded, cp_size=cp_size, cp_rank=0, cu_seqlens=cu_seqlens)
@@ -178,5 +156,32 @@ def make_layout(name: str, **options: Any) -> Layout:
     return made
 
 
-def _one_run(start: int, length: int, num_tokens: int) -> IndexMap:
-    return IndexMap(np.array([[start, length]], dtype=np.int64), num_tokens)
+def _dual_chunk_maps(offsets: Int64Array, cp_size: int, *, first_rank: int, num_ranks: int) -> list[IndexMap]:
+    """Return the shares of ``num_ranks`` ranks when every slot is cut into 2R pieces."""
+    num_tokens = int(offsets[-1])
+    if cp_size == 1:
+        return _equal_runs(num_tokens, 1)
+    runs, ends, slot = dual_chunk_runs(offsets, cp_size, first_rank, num_ranks)
+    if slot >= 0:
+        raise ValueError(
+            f"slot {slot} has {offsets[slot + 1] - offsets[slot]} tokens, not a multiple of "
+            f"{2 * cp_size} (2 * cp_size={cp_size}); pad every document with layout.slot_lengths"
+        )
+    runs.flags.writeable = False
+    num_local = num_tokens // cp_size
+    return [
+        IndexMap.from_merged(runs[first:end], num_tokens, num_local) for first, end in pairwise(ends.tolist())
+    ]
+
+
+def _equal_runs(num_tokens: int, num_runs: int) -> list[IndexMap]:
+    """Return ``num_runs`` maps, each one run of T / ``num_runs`` tokens."""
+    width = num_tokens // num_runs
+    starts = np.arange(num_runs) * width
+    runs = np.stack([starts, np.full(num_runs, width)], axis=1)
+    runs.flags.writeable = False
+    # An empty chunk has no run at all, rather than an empty one.
+    num_rows = min(width, 1)
+    return [
+        IndexMap.from_merged(runs[index : index + num_rows], num_tokens, width) for index in range(num_runs)
+    ]

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from ringfeed.sharding.run_kernels import Int64Array, first_falling_offset
+from ringfeed.sharding.run_kernels import Int64Array, first_falling_offset, first_overfull_slot
 
-__all__ = ["as_integers", "as_offsets", "real_lengths"]
+__all__ = ["as_integers", "as_offsets", "as_real_offsets"]
 
 
 def as_integers(values: Any, *, name: str) -> Int64Array:
@@ -58,26 +58,25 @@ def as_offsets(values: Any, *, name: str = "cu_seqlens_padded") -> Int64Array:
     return offsets
 
 
-def real_lengths(cu_seqlens: Any, offsets: Int64Array) -> Int64Array:
-    """Return how many tokens of each slot are real: int64 [N].
+def as_real_offsets(cu_seqlens: Any, offsets: Int64Array) -> Int64Array:
+    """Return the real offsets as a new, checked int64 array [N + 1].
 
     Args:
-        cu_seqlens: real offsets [N + 1], or None where every slot counts as real throughout.
+        cu_seqlens: real offsets [N + 1], 1-D integers (tensor, array or list).
         offsets: slot offsets [N + 1] from ``as_offsets``.
 
     Raises:
-        ValueError: if the two disagree on N, or a slot is shorter than its real length.
+        ValueError: if the two disagree on N, or a slot holds less than its real length.
     """
-    slots = np.diff(offsets)
-    if cu_seqlens is None:
-        return slots
-    real = np.diff(as_offsets(cu_seqlens, name="cu_seqlens"))
-    if len(real) != len(slots):
-        raise ValueError(f"cu_seqlens describes {len(real)} slots, but cu_seqlens_padded {len(slots)}")
-    if (real > slots).any():
-        slot = int((real > slots).argmax())
+    real = as_offsets(cu_seqlens, name="cu_seqlens")
+    if len(real) != len(offsets):
         raise ValueError(
-            f"slot {slot} has {slots[slot]} tokens of room, but cu_seqlens puts "
-            f"{real[slot]} real tokens into it"
+            f"cu_seqlens describes {len(real) - 1} slots, but cu_seqlens_padded {len(offsets) - 1}"
+        )
+    slot = first_overfull_slot(real, offsets)
+    if slot >= 0:
+        raise ValueError(
+            f"slot {slot} has {offsets[slot + 1] - offsets[slot]} tokens of room, but cu_seqlens "
+            f"puts {real[slot + 1] - real[slot]} real tokens into it"
         )
     return real

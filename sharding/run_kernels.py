@@ -15,11 +15,12 @@ from numba import njit
 
 __all__ = [
     "Int64Array",
+    "dual_chunk_runs",
     "expand",
     "first_falling_offset",
+    "first_overfull_slot",
     "first_wrong_token",
     "merge_adjacent",
-    "te_runs",
 ]
 
 Int64Array: TypeAlias = npt.NDArray[np.int64]
@@ -35,6 +36,28 @@ def first_falling_offset(offsets: Int64Array) -> int:
 
 
 @njit(cache=True, nogil=True)
+def first_overfull_slot(real_offsets: Int64Array, offsets: Int64Array) -> int:
+    """Return the first slot with more real tokens than room, or -1; both are [N + 1]."""
+    for slot in range(len(offsets) - 1):
+        if real_offsets[slot + 1] - real_offsets[slot] > offsets[slot + 1] - offsets[slot]:
+            return slot
+    return -1
+
+
+@njit(cache=True, nogil=True)
+def _append(runs: Int64Array, first: int, end: int, start: int, length: int) -> int:
+    """Append a run to ``runs[first:end]``, joined to the last one if adjacent; return the new end."""
+    if length == 0:
+        return end
+    if end > first and runs[end - 1, 0] + runs[end - 1, 1] == start:
+        runs[end - 1, 1] += length
+        return end
+    runs[end, 0] = start
+    runs[end, 1] = length
+    return end + 1
+
+
+@njit(cache=True, nogil=True)
 def merge_adjacent(runs: Int64Array, num_tokens: int) -> tuple[Int64Array, int, int]:
     """Drop empty runs and join each run that begins where the one before it ends.
 
@@ -47,23 +70,16 @@ def merge_adjacent(runs: Int64Array, num_tokens: int) -> tuple[Int64Array, int, 
         lie inside [0, T) or has a negative length (-1 if none does).
     """
     merged = np.empty((len(runs), 2), dtype=np.int64)
-    count = 0
+    end = 0
     total = 0
     for row in range(len(runs)):
         start = runs[row, 0]
         length = runs[row, 1]
         if start < 0 or length < 0 or start > num_tokens - length:
             return merged[:0], 0, row
-        if length == 0:
-            continue
         total += length
-        if count and merged[count - 1, 0] + merged[count - 1, 1] == start:
-            merged[count - 1, 1] += length
-        else:
-            merged[count, 0] = start
-            merged[count, 1] = length
-            count += 1
-    return merged[:count].copy(), total, -1
+        end = _append(merged, 0, end, start, length)
+    return merged[:end].copy(), total, -1
 
 
 @njit(cache=True, nogil=True)
@@ -103,31 +119,39 @@ def first_wrong_token(runs: Int64Array, num_tokens: int) -> tuple[int, int]:
 
 
 @njit(cache=True, nogil=True)
-def te_runs(offsets: Int64Array, cp_size: int, first_rank: int, num_ranks: int) -> tuple[Int64Array, int]:
+def dual_chunk_runs(
+    offsets: Int64Array, cp_size: int, first_rank: int, num_ranks: int
+) -> tuple[Int64Array, Int64Array, int]:
     """Return pieces r and 2R - 1 - r of every slot for each asked rank r.
 
     Args:
         offsets: [N + 1].
-        cp_size: R > 1; every slot is cut into 2R pieces.
+        cp_size: R; every slot is cut into 2R pieces.
         first_rank: the first rank that is asked for.
         num_ranks: how many ranks are asked for.
 
     Returns:
-        Raw runs [num_ranks, 2N, 2], and the first slot that is no multiple of 2R (or -1).
+        The merged runs [K, 2], rank after rank; where each rank's rows end [num_ranks + 1],
+        beginning with 0; and the first slot that is no multiple of 2R (or -1).
     """
     num_slots = len(offsets) - 1
     pieces = 2 * cp_size
-    runs = np.empty((num_ranks, 2 * num_slots, 2), dtype=np.int64)
+    runs = np.empty((num_ranks * 2 * num_slots, 2), dtype=np.int64)
+    ends = np.zeros(num_ranks + 1, dtype=np.int64)
+    widths = np.empty(num_slots, dtype=np.int64)
     for slot in range(num_slots):
-        start = offsets[slot]
-        length = offsets[slot + 1] - start
-        width = length // pieces
-        if width * pieces != length:
-            return runs, slot
-        for index in range(num_ranks):
-            rank = first_rank + index
-            runs[index, 2 * slot, 0] = start + rank * width
-            runs[index, 2 * slot, 1] = width
-            runs[index, 2 * slot + 1, 0] = start + (pieces - 1 - rank) * width
-            runs[index, 2 * slot + 1, 1] = width
-    return runs, -1
+        length = offsets[slot + 1] - offsets[slot]
+        widths[slot] = length // pieces
+        if widths[slot] * pieces != length:
+            return runs[:0], ends, slot
+    end = 0
+    for index in range(num_ranks):
+        head = first_rank + index
+        tail = pieces - 1 - head
+        first = end
+        for slot in range(num_slots):
+            width = widths[slot]
+            end = _append(runs, first, end, offsets[slot] + head * width, width)
+            end = _append(runs, first, end, offsets[slot] + tail * width, width)
+        ends[index + 1] = end
+    return runs[:end], ends, -1

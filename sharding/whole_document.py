@@ -25,7 +25,7 @@ import numpy as np
 
 from ringfeed.sharding.index_map import IndexMap
 from ringfeed.sharding.layout_contract import Layout, check_ranks, checked_offsets
-from ringfeed.sharding.offsets import real_lengths
+from ringfeed.sharding.offsets import as_real_offsets
 from ringfeed.sharding.piece_cost import CAUSAL, PieceCost
 from ringfeed.sharding.placement_kernels import place_documents
 from ringfeed.sharding.run_kernels import Int64Array
@@ -76,7 +76,8 @@ class WholeDocumentLayout(Layout):
         offsets = checked_offsets(self, cu_seqlens_padded, cp_size=cp_size)
         num_tokens = int(offsets[-1])
         self.cost.check_range(num_tokens)
-        is_real = real_lengths(cu_seqlens, offsets) > 0
+        real_offsets = offsets if cu_seqlens is None else as_real_offsets(cu_seqlens, offsets)
+        is_real = np.diff(real_offsets) > 0
         order, num_long, num_real = self._placing_order(np.diff(offsets), is_real, cp_size)
         ranks, runs = place_documents(
             offsets,
