@@ -1,5 +1,6 @@
 """What is built and shipped is what lies in the folders."""
 
+import importlib
 import tomllib
 from pathlib import Path
 
@@ -33,7 +34,5 @@ def test_only_the_three_tops_are_mapped_and_each_is_typed():
 
 
 def test_ringfeed_is_a_namespace_package():
-    import ringfeed
-
-    assert getattr(ringfeed, "__file__", None) is None
+    assert getattr(importlib.import_module("ringfeed"), "__file__", None) is None
     assert not (ROOT / "__init__.py").exists()

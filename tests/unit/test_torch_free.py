@@ -1,0 +1,66 @@
+"""Builders, the planner and the command line work without torch and Ray, which take seconds to import."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+# What hands tensors to a trainer. Everything else in pipeline/ and sharding/ must do without torch.
+BRING_TORCH = {
+    "ringfeed.pipeline.batch_builder",
+    "ringfeed.pipeline.device",
+    "ringfeed.pipeline.loader",
+    "ringfeed.pipeline.loader_node",
+    "ringfeed.pipeline.step_batch",
+}
+IMPORT_ALL = """
+import importlib, sys
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+    if heavy := {"torch", "ray"} & set(sys.modules):
+        sys.exit(f"importing {name} imports {heavy}")
+"""
+RUN_COMMAND = """
+import sys
+from ringfeed.workers.cli import main
+code = main(sys.argv[1:])
+if heavy := {"torch", "ray"} & set(sys.modules):
+    sys.exit(f"ringfeed {sys.argv[1:]} imports {heavy}")
+sys.exit(code)
+"""
+
+
+def run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run ``code`` in an interpreter of its own, which has imported nothing yet."""
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False, timeout=300
+    )
+
+
+def builder_modules() -> list[str]:
+    files = [*(ROOT / "sharding").glob("*.py"), *(ROOT / "pipeline").rglob("*.py")]
+    names = {".".join(["ringfeed", *file.relative_to(ROOT).with_suffix("").parts]) for file in files}
+    return sorted(name.removesuffix(".__init__") for name in names - BRING_TORCH)
+
+
+def test_no_builder_module_imports_torch_or_ray():
+    result = run(IMPORT_ALL, *builder_modules())
+
+    assert result.returncode == 0, result.stderr
+
+
+def test_the_exceptions_exist():
+    for name in BRING_TORCH:
+        assert ROOT.joinpath(*name.split(".")[1:]).with_suffix(".py").exists(), name
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["plan", "--help"], ["shard", "--help"], ["demo", "--help"]]
+)
+def test_help_imports_neither(arguments):
+    result = run(RUN_COMMAND, *arguments)
+
+    assert result.returncode == 0, result.stderr
+    assert "Usage" in result.stdout
