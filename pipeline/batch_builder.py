@@ -1,0 +1,251 @@
+"""Build any micro-batch of one rank from a source of views. No order, no state, no prefetch.
+
+In:   a ``ViewSource`` (``pipeline/view_source.py``), the rank's place, a ``Placer`` (``pipeline/device.py``)
+Out:  a ``Batch`` on its device (``pipeline/loader_node.py`` asks for them in order)
+
+A chunk is its packs' views end to end. A pack that the step lacks is an all-padding view, so every
+rank has the same number of micro-batches in every step.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import xxhash
+
+from ringfeed.pipeline.batch import OFFSET_COLUMNS, TOKEN_COLUMNS, Batch, BatchInfo, Chunk
+from ringfeed.pipeline.chunk_sharder import ChunkSharder
+from ringfeed.pipeline.device import MASK_COLUMN
+from ringfeed.pipeline.ranks import MISSING, assign_packs, num_micro_batches
+from ringfeed.sharding.padding import SlotOffsets, concat_offsets
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from ringfeed.pipeline.batch_kwargs import PadsChoice
+    from ringfeed.pipeline.device import Placed, Placer
+    from ringfeed.pipeline.view_source import StepFacts, ViewSource
+    from ringfeed.pipeline.views import RankView
+
+__all__ = ["BatchBuilder", "BuiltBatch", "RankPlace"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankPlace:
+    """Which share of a step one trainer rank gets.
+
+    Raises:
+        ValueError: if a rank is not below its size.
+    """
+
+    dp_rank: int
+    dp_size: int
+    cp_rank: int
+    cp_size: int
+    packs_per_chunk: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("dp_size", "cp_size", "packs_per_chunk"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for axis in ("dp", "cp"):
+            rank, size = getattr(self, f"{axis}_rank"), getattr(self, f"{axis}_size")
+            if not 0 <= rank < size:
+                raise ValueError(f"{axis}_rank={rank} is not in 0 to {size - 1} ({axis}_size={size})")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class BuiltBatch:
+    """A batch, and what its consumer still has to do."""
+
+    step: int
+    micro_batch: int
+    batch: Batch
+    placed: Placed
+    """To be waited for where the batch is used."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _StepShare:
+    """What is the same for all micro-batches of a step."""
+
+    facts: StepFacts
+    packs: npt.NDArray[np.int64]
+    """int64 [M, packs_per_chunk], this dp rank's packs; ``MISSING`` where the step has none."""
+    global_supervised: int
+    supervised_by_source: dict[str, int]
+    digest: int
+
+
+class BatchBuilder:
+    """Builds micro-batches of one rank; one at a time, from any thread."""
+
+    def __init__(
+        self,
+        source: ViewSource,
+        *,
+        place: RankPlace,
+        placer: Placer,
+        columns: tuple[str, ...],
+        pads: PadsChoice,
+    ) -> None:
+        self.source = source
+        self.place = place
+        self.columns = columns
+        self.num_micro_batches = num_micro_batches(
+            packs_per_step=source.packs_per_step,
+            dp_size=place.dp_size,
+            packs_per_chunk=place.packs_per_chunk,
+        )
+        self._placer = placer
+        self._pads = pads
+        self._token_columns = tuple(name for name in TOKEN_COLUMNS if name in columns)
+        self._share: _StepShare | None = None
+        self.lock = threading.Lock()
+        """Held while the source is used: a view is valid until the source is asked for the next one."""
+        self._is_closed = False
+        padding = source.pack_view(0, None, cp_rank=place.cp_rank).view
+        self.num_local = len(padding.input_ids) * place.packs_per_chunk
+        """L of every batch."""
+
+    def batch_bytes(self, token_bytes: int) -> int:
+        """Return the bytes of the largest batch, if an id, label or position takes ``token_bytes``."""
+        per_token = sum(1 if name == MASK_COLUMN else token_bytes for name in self._token_columns)
+        num_offsets = self.source.max_slots() * self.place.packs_per_chunk + 1
+        per_offset = 4 * sum(name in self.columns for name in OFFSET_COLUMNS)
+        return self.num_local * per_token + num_offsets * per_offset
+
+    def build(self, step: int, micro_batch: int) -> BuiltBatch:
+        """Return micro-batch ``micro_batch`` of ``step``.
+
+        Raises:
+            ValueError: if there is no such step, or the skip list leaves it without supervised tokens.
+            CorruptDataError: if the data behind it is damaged.
+        """
+        with self.lock:
+            if self._is_closed:
+                raise ValueError("the loader is closed; open a new one")
+            return self._build(self._step_share(step), micro_batch)
+
+    def close(self) -> None:
+        """Close the source, after the batch that is being built."""
+        with self.lock:
+            if not self._is_closed:
+                self._is_closed = True
+                self.source.close()
+
+    def _build(self, share: _StepShare, micro_batch: int) -> BuiltBatch:
+        buffers = self._placer.open(self._token_columns, self.num_local)
+        chunk = _ChunkFacts()
+        for pack in share.packs[micro_batch].tolist():
+            view = self._view(share.facts.step, pack)
+            for name in self._token_columns:
+                buffers.write(name, chunk.num_local, getattr(view, name))
+            chunk.add(view)
+        offsets = concat_offsets(chunk.offsets)
+        placed = buffers.finish({n: getattr(offsets, n) for n in OFFSET_COLUMNS if n in self.columns})
+        info = self._info(share, micro_batch, chunk, offsets)
+        sharder = ChunkSharder(
+            layout=self.source.spec.layout,
+            cp_size=self.place.cp_size,
+            cp_rank=self.place.cp_rank,
+            packs=chunk.offsets,
+        )
+        batch = Batch(
+            tensors={name: placed.tensors[name] for name in self.columns},
+            info=info,
+            chunks=(Chunk(info=info, sharder=sharder),),
+            pads=self._pads,
+        )
+        return BuiltBatch(step=info.step, micro_batch=micro_batch, batch=batch, placed=placed)
+
+    def _view(self, step: int, pack: int) -> RankView:
+        wanted = None if pack == MISSING else pack
+        return self.source.pack_view(step, wanted, cp_rank=self.place.cp_rank).view
+
+    def _info(
+        self, share: _StepShare, micro_batch: int, chunk: _ChunkFacts, offsets: SlotOffsets
+    ) -> BatchInfo:
+        return BatchInfo(
+            step=share.facts.step,
+            micro_batch=micro_batch,
+            num_micro_batches=self.num_micro_batches,
+            num_documents=len(chunk.documents),
+            documents=tuple(chunk.documents),
+            digest=chunk.hasher.intdigest(),
+            step_digest=share.digest,
+            local_supervised=chunk.local_supervised,
+            global_supervised=share.global_supervised,
+            supervised_by_source=dict(share.supervised_by_source),
+            cp_rank=self.place.cp_rank,
+            cp_size=self.place.cp_size,
+            dp_rank=self.place.dp_rank,
+            dp_size=self.place.dp_size,
+            layout=self.source.spec.layout.name,
+            max_seqlen=int(np.diff(offsets.cu_seqlens).max()),
+            max_seqlen_padded=int(np.diff(offsets.cu_seqlens_padded).max()),
+        )
+
+    def _step_share(self, step: int) -> _StepShare:
+        if self._share is not None and self._share.facts.step == step:
+            return self._share
+        facts = self.source.step_facts(step)
+        # Summed by name: a corpus that was given twice counts twice.
+        by_source = dict.fromkeys(self.source.sources, 0)
+        for name, count in zip(self.source.sources, facts.supervised.sum(axis=0).tolist(), strict=True):
+            by_source[name] += count
+        if not sum(by_source.values()):
+            raise ValueError(f"step {step} has no supervised token, so no loss; it cannot be trained on")
+        table = assign_packs(
+            facts.costs,
+            facts.slates,
+            packs_per_step=self.source.packs_per_step,
+            slate_size=self.source.slate_size,
+            dp_size=self.place.dp_size,
+            packs_per_chunk=self.place.packs_per_chunk,
+        )
+        packs = table[:, self.place.dp_rank]
+        self._share = _StepShare(
+            facts=facts,
+            packs=packs,
+            global_supervised=sum(by_source.values()),
+            supervised_by_source=by_source,
+            digest=_step_digest(facts, self.source.overlay_digest, packs),
+        )
+        return self._share
+
+
+class _ChunkFacts:
+    """Gathers what is true of a chunk while its views go by."""
+
+    def __init__(self) -> None:
+        self.num_local = 0
+        self.local_supervised = 0
+        self.documents: list[int] = []
+        self.offsets: list[SlotOffsets] = []
+        self.hasher = xxhash.xxh3_64()
+
+    def add(self, view: RankView) -> None:
+        """Count in the next pack's view; nothing of its memory is kept."""
+        self.num_local += len(view.input_ids)
+        self.local_supervised += view.local_supervised
+        self.documents += view.documents.tolist()
+        self.offsets.append(
+            SlotOffsets(cu_seqlens=view.cu_seqlens.copy(), cu_seqlens_padded=view.cu_seqlens_padded.copy())
+        )
+        for column in (view.input_ids, view.labels):
+            self.hasher.update(np.ascontiguousarray(column, dtype="<i4").data)
+
+
+def _step_digest(facts: StepFacts, overlay: str, packs: npt.NDArray[np.int64]) -> int:
+    """Return xxh3_64 over chain value, overlay digest and which packs this dp rank has.
+
+    The chain value covers every piece list of the step, so pack ids are enough to tell the rank's own.
+    """
+    hasher = xxhash.xxh3_64(bytes.fromhex(facts.chain))
+    hasher.update(bytes.fromhex(overlay))
+    hasher.update(np.ascontiguousarray(packs, dtype="<i8").data)
+    return hasher.intdigest()
