@@ -17,7 +17,20 @@ import typer
 
 from ringfeed.pipeline.console import run_app, run_command
 
-__all__ = ["ConfigFile", "Json", "add_base_commands", "main", "new_app"]
+__all__ = ["ConfigFile", "Json", "add_base_commands", "main", "new_app", "number"]
+
+
+def number(explanation: str, *, metavar: str = "N") -> Any:
+    """Return a typer option for an integer, whose error shows what was typed."""
+
+    def parse(typed: str) -> int:
+        try:
+            return int(typed)
+        except ValueError:
+            raise typer.BadParameter(f"{typed!r} is not an integer") from None
+
+    return typer.Option(metavar=metavar, help=explanation, parser=parse)
+
 
 ConfigFile = Annotated[
     Path | None,
@@ -37,7 +50,6 @@ def new_app() -> typer.Typer:
     """Return an app without commands."""
     app = typer.Typer(
         add_completion=False,
-        no_args_is_help=True,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
         help="Feed context-parallel training: pack documents, decide which rank holds which token, "
@@ -83,9 +95,7 @@ def ingest(
     tokens_column: Annotated[
         str | None, typer.Option(metavar="C", help="column that holds lists of token ids")
     ] = None,
-    pad_id: Annotated[
-        int | None, typer.Option(metavar="N", help="pad token of a tokens column  [default: 0]")
-    ] = None,
+    pad_id: Annotated[int | None, number("pad token of a tokens column  [default: 0]")] = None,
     name: Annotated[
         str | None, typer.Option(metavar="N", help="name of the corpus  [default: its folder's]")
     ] = None,
@@ -106,16 +116,10 @@ def plan(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="PLAN", help="the folder to make")
     ] = None,
-    pack_tokens: Annotated[
-        int | None, typer.Option(metavar="N", help="token slots in a pack, padding included")
-    ] = None,
-    packs_per_step: Annotated[int | None, typer.Option(metavar="N", help="packs in a global batch")] = None,
-    max_cp: Annotated[
-        int | None, typer.Option(metavar="N", help="largest cp: documents are padded to 2 * N")
-    ] = None,
-    pad_multiple: Annotated[
-        int | None, typer.Option(metavar="N", help="or: the multiple documents are padded to")
-    ] = None,
+    pack_tokens: Annotated[int | None, number("token slots in a pack, padding included")] = None,
+    packs_per_step: Annotated[int | None, number("packs in a global batch")] = None,
+    max_cp: Annotated[int | None, number("largest cp: documents are padded to 2 * N")] = None,
+    pad_multiple: Annotated[int | None, number("or: the multiple documents are padded to")] = None,
     lengths: Annotated[
         Path | None, typer.Option(metavar="FILE.npy", help="plan these lengths, without a corpus")
     ] = None,
@@ -123,20 +127,18 @@ def plan(
         str | None, typer.Option(metavar="work|best_fit|in_order|concat", help="[default: work]")
     ] = None,
     window: Annotated[
-        int | None, typer.Option(metavar="W", help="steps that are packed together  [default: 16]")
+        int | None, number("steps that are packed together  [default: 16]", metavar="W")
     ] = None,
-    slate_size: Annotated[
-        int | None, typer.Option(metavar="N", help="the dp meant  [default: packs-per-step]")
-    ] = None,
+    slate_size: Annotated[int | None, number("the dp meant  [default: packs-per-step]")] = None,
     overflow: Annotated[
         str | None,
         typer.Option(
             metavar="split|truncate|drop|error", help="documents longer than a pack  [default: split]"
         ),
     ] = None,
-    seed: Annotated[int | None, typer.Option(metavar="S", help="shuffle  [default: corpus order]")] = None,
+    seed: Annotated[int | None, number("shuffle  [default: corpus order]", metavar="S")] = None,
     epochs: Annotated[
-        int | None, typer.Option(metavar="E", help="how often each document is drawn  [default: 1]")
+        int | None, number("how often each document is drawn  [default: 1]", metavar="E")
     ] = None,
     positions: Annotated[
         str | None,
@@ -158,9 +160,7 @@ def verify(
     path: Annotated[
         Path | None, typer.Argument(metavar="PATH", help="a corpus, plan or shards folder")
     ] = None,
-    workers: Annotated[
-        int | None, typer.Option(metavar="N", help="threads that read  [default: one a CPU]")
-    ] = None,
+    workers: Annotated[int | None, number("threads that read  [default: one a CPU]")] = None,
     config: ConfigFile = None,
     as_json: Json = False,
 ) -> int:
@@ -172,7 +172,7 @@ def inspect(
     path: Annotated[
         Path | None, typer.Argument(metavar="PATH", help="a corpus, plan or shards folder")
     ] = None,
-    step: Annotated[int | None, typer.Option(metavar="N", help="also show this step, pack by pack")] = None,
+    step: Annotated[int | None, number("also show this step, pack by pack")] = None,
     config: ConfigFile = None,
     as_json: Json = False,
 ) -> int:

@@ -14,6 +14,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from ringfeed.pipeline.planner.options import Balance, Overflow, PlanOptions
+
 __all__ = [
     "SECTIONS",
     "CommandConfig",
@@ -100,14 +102,10 @@ class PlanConfig(CommandConfig):
     packs_per_step: Count = Field(description="packs in one global batch")
     max_cp: Count | None = Field(None, description="the largest cp; documents are padded to 2 * max_cp")
     pad_multiple: Count | None = Field(None, description="the multiple that documents are padded to")
-    balance: Literal["work", "best_fit", "in_order", "concat"] = Field(
-        "work", description="how packs are filled"
-    )
+    balance: Balance = Field(Balance.WORK, description="how packs are filled")
     window: Count = Field(16, description="steps that are packed together")
     slate_size: Count | None = Field(None, description="packs in a slate: the dp it is meant for")
-    overflow: Literal["split", "truncate", "drop", "error"] = Field(
-        "split", description="what to do with a document longer than a pack"
-    )
+    overflow: Overflow = Field(Overflow.SPLIT, description="what to do with a document longer than a pack")
     seed: Natural | None = Field(None, description="shuffles the documents; without it, corpus order")
     epochs: Count = Field(1, description="how often every document is drawn")
     positions: Literal["restart", "continue"] = Field(
@@ -118,42 +116,14 @@ class PlanConfig(CommandConfig):
     )
     report: Flag = Field(default=False, description="measure fill and balance of the plan")
 
-    @property
-    def document_multiple(self) -> int:
-        """Return m: each piece of n tokens takes ceil(n / m) * m slots."""
-        return self.pad_multiple if self.pad_multiple is not None else 2 * (self.max_cp or 1)
+    def to_options(self) -> PlanOptions:
+        """Return what the planner takes; it has the rules between fields."""
+        return PlanOptions(**{name: value for name, value in self if name != "report"})
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if bool(self.corpora) == (self.lengths is not None):
-            raise ValueError(
-                f"corpora={[str(path) for path in self.corpora]} and lengths="
-                f"{None if self.lengths is None else str(self.lengths)!r}: give exactly one of CORPUS... "
-                "and --lengths FILE.npy"
-            )
-        if (self.max_cp is None) == (self.pad_multiple is None):
-            raise ValueError(
-                f"max_cp={self.max_cp} and pad_multiple={self.pad_multiple}: give exactly one of "
-                "--max-cp N (documents are padded to 2 * N) and --pad-multiple N"
-            )
-        self._check_pack_tokens()
-        if self.slate_size is not None and self.packs_per_step % self.slate_size:
-            raise ValueError(
-                f"slate_size={self.slate_size} does not divide packs_per_step={self.packs_per_step}; "
-                f"valid: {divisors(self.packs_per_step)}"
-            )
+        self.to_options()
         return self
-
-    def _check_pack_tokens(self) -> None:
-        multiple = self.document_multiple
-        if self.pack_tokens % multiple:
-            below = self.pack_tokens // multiple * multiple
-            nearest = [n for n in (below, below + multiple) if n > 0]
-            origin = f"2 * max_cp={self.max_cp}" if self.pad_multiple is None else "pad_multiple"
-            raise ValueError(
-                f"pack_tokens={self.pack_tokens} is not a multiple of {multiple} ({origin}); "
-                f"nearest valid: {nearest}"
-            )
 
 
 class ShardConfig(CommandConfig):
@@ -209,9 +179,3 @@ SECTIONS: dict[str, type[CommandConfig]] = {
     "demo": DemoConfig,
 }
 """Sections of a config file, which are the commands."""
-
-
-def divisors(number: int) -> list[int]:
-    """Return all divisors of ``number``, rising."""
-    small = [n for n in range(1, int(number**0.5) + 1) if number % n == 0]
-    return sorted({*small, *(number // n for n in small)})

@@ -127,7 +127,7 @@ def _tell(model: type[CommandConfig], detail: ErrorDetails) -> str:
             f"{field} is not given; pass {model.on_command_line(field)} or set it in the config ({way_out})"
         )
     text = f"{field}={_short(detail['input'])}: {_rule(detail)}"
-    if detail["type"] == "literal_error":
+    if detail["type"] in ("literal_error", "enum"):
         nearest = _nearest(str(detail["input"]), _choices(detail))
         return f"{text}; did you mean {nearest!r}?" if nearest else f"{text} ({way_out})"
     return f"{text}; {way_out}{_default(model, field)}"
@@ -137,7 +137,7 @@ def _rule(detail: ErrorDetails) -> str:
     kind = detail["type"]
     if kind == "greater_than_equal":
         return f"must be at least {detail['ctx']['ge']}"
-    if kind == "literal_error":
+    if kind in ("literal_error", "enum"):
         return f"must be one of {', '.join(_choices(detail))}"
     return _RULES.get(kind, detail["msg"].lower())
 

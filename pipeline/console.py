@@ -102,7 +102,7 @@ def _explain(error: Exception) -> tuple[str, int] | None:
     """Return the line and the exit code of an error, None if it is a bug: that keeps its traceback."""
     # A mistake in the command line must not cost the import of what the command would have used.
     if isinstance(error, typer.TyperException):
-        return error.format_message(), MISTAKE
+        return f"{error.format_message()} (see --help)", MISTAKE
     from ringfeed.pipeline.executor import JobFailedError
     from ringfeed.pipeline.manifest import CorruptDataError
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ringfeed.pipeline.cli import ConfigFile, Json, add_base_commands, new_app
+from ringfeed.pipeline.cli import ConfigFile, Json, add_base_commands, new_app, number
 from ringfeed.pipeline.console import run_app, run_command
 
 __all__ = ["main"]
@@ -35,7 +35,7 @@ def shard(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="SHARDS", help="the folder to make")
     ] = None,
-    cp: Annotated[int | None, typer.Option(metavar="N", help="context-parallel ranks")] = None,
+    cp: Annotated[int | None, number("context-parallel ranks")] = None,
     layout: Annotated[
         str | None,
         typer.Option(metavar="L", help="te, head_tail, contiguous, whole_document or identity"),
@@ -44,22 +44,16 @@ def shard(
         list[str] | None,
         typer.Option(metavar="KEY=VALUE", help="an option of the layout, e.g. threshold=512"),
     ] = None,
-    tp: Annotated[int | None, typer.Option(metavar="N", help="tensor-parallel ranks  [default: 1]")] = None,
-    unit: Annotated[
-        int | None, typer.Option(metavar="N", help="FP8 unit of the local length  [default: 1]")
-    ] = None,
-    slot_budget: Annotated[
-        int | None, typer.Option(metavar="N", help="slots of a pack, where the plan's are too few")
-    ] = None,
+    tp: Annotated[int | None, number("tensor-parallel ranks  [default: 1]")] = None,
+    unit: Annotated[int | None, number("FP8 unit of the local length  [default: 1]")] = None,
+    slot_budget: Annotated[int | None, number("slots of a pack, where the plan's are too few")] = None,
     skip: Annotated[
         Path | None, typer.Option(metavar="FILE", help="document ids to leave out, one a line")
     ] = None,
     corpus: Annotated[
         list[Path] | None, typer.Option(metavar="CORPUS", help="where the plan's corpora are now, in order")
     ] = None,
-    workers: Annotated[
-        int | None, typer.Option(metavar="N", help="Ray workers  [default: one a CPU]")
-    ] = None,
+    workers: Annotated[int | None, number("Ray workers  [default: one a CPU]")] = None,
     config: ConfigFile = None,
     as_json: Json = False,
 ) -> int:
@@ -71,10 +65,8 @@ def demo(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="DIR", help="keep the files here")
     ] = None,
-    steps: Annotated[int | None, typer.Option(metavar="N", help="training steps  [default: 20]")] = None,
-    workers: Annotated[
-        int | None, typer.Option(metavar="N", help="Ray workers  [default: one a CPU]")
-    ] = None,
+    steps: Annotated[int | None, number("training steps  [default: 20]")] = None,
+    workers: Annotated[int | None, number("Ray workers  [default: one a CPU]")] = None,
     config: ConfigFile = None,
     as_json: Json = False,
 ) -> int:

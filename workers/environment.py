@@ -7,12 +7,21 @@
 import os
 import secrets
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
-__all__ = ["RayEnvironment", "prepare_local_ray", "read_environment"]
+__all__ = ["RayEnvironment", "choose_ray_auth", "read_environment", "worker_environment"]
 
-# One thread each: Ray runs a worker per CPU, and a busy host is what more threads would measure.
-_ONE_THREAD = ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS")
+_AUTH = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+
+_INHERITED = {
+    # One thread each: there is a worker per CPU already.
+    "OMP_NUM_THREADS": "1",
+    "NUMBA_NUM_THREADS": "1",
+    # Under `uv run` every worker would start through uv again, which may reach for the network.
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,19 +37,26 @@ def read_environment() -> RayEnvironment:
     return RayEnvironment(address=os.environ.get("RAY_ADDRESS") or None)
 
 
-def prepare_local_ray() -> None:
-    """Set what a Ray that is started here, and its workers, inherit. Comes before ``import ray``.
+def choose_ray_auth() -> None:
+    """Settle who may talk to a local Ray. Comes before ``import ray``, which reads it once for ever.
 
-    A local Ray listens on this machine, where others may have accounts, so its calls need a token:
-    one of this session alone, unless the user chose otherwise. Left to itself Ray would write one to
+    A local Ray listens on this machine, where others may have accounts, so its calls need a token: one
+    of this process alone, unless the user chose otherwise. Left to itself Ray would write one to
     ``~/.ray``, which fails where the home folder is read-only, and would keep it for ever.
     """
-    for name in _ONE_THREAD:
-        os.environ.setdefault(name, "1")
-    # Under `uv run` every worker would start through uv again, which may reach for the network.
-    os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
     # Once Ray is imported it is too late: a mode set now would be believed by half of it.
-    chosen = any(name in os.environ for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
-    if "ray" not in sys.modules and not chosen:
+    if "ray" not in sys.modules and not any(name in os.environ for name in _AUTH):
         os.environ["RAY_AUTH_MODE"] = "token"
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+
+
+@contextmanager
+def worker_environment() -> Iterator[None]:
+    """For the block, have the variables that the workers of a Ray started in it inherit."""
+    added = {name: value for name, value in _INHERITED.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)

@@ -8,13 +8,14 @@ A session that finds Ray running in this process uses it and leaves it running.
 
 from __future__ import annotations
 
+import logging
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ringfeed.pipeline.environment import available_cpus
 from ringfeed.pipeline.executor import JobFailedError
-from ringfeed.workers.environment import prepare_local_ray, read_environment
+from ringfeed.workers.environment import choose_ray_auth, read_environment, worker_environment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,7 +48,7 @@ def ray_session(*, num_cpus: int | None = None) -> Iterator[RaySession]:
     """
     address = read_environment().address
     if address is None:
-        prepare_local_ray()
+        choose_ray_auth()
     import ray
 
     if ray.is_initialized():
@@ -65,17 +66,18 @@ def _connect(address: str | None, num_cpus: int | None) -> None:
 
     try:
         if address is not None:
-            ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
             return
         # Not a bare init(): that would join any other Ray on this machine.
-        ray.init(
-            address="local",
-            num_cpus=num_cpus or available_cpus(),
-            object_store_memory=_OBJECT_STORE_BYTES,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level="ERROR",
-        )
+        with worker_environment():
+            ray.init(
+                address="local",
+                num_cpus=num_cpus or available_cpus(),
+                object_store_memory=_OBJECT_STORE_BYTES,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+            )
     except (ConnectionError, OSError, RuntimeError, ray.exceptions.RayError) as error:
         where = (
             "a local Ray cannot be started" if address is None else f"RAY_ADDRESS={address!r} is no cluster"
@@ -86,4 +88,5 @@ def _connect(address: str | None, num_cpus: int | None) -> None:
 def _cluster_cpus() -> int:
     import ray
 
-    return max(1, int(ray.cluster_resources().get("CPU", 1)))
+    resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    return max(1, int(resources.get("CPU", 1)))
