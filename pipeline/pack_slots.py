@@ -1,6 +1,6 @@
 """Where the pieces of one pack lie: their slots in the pack, the tokens that fill them.
 
-In:   ``Pieces`` of a pack (``step_packs.py``), a ``ViewSpec`` (``opening.py``), ``PieceTokens`` (``corpus_set.py``)
+In:   ``Pieces`` (``step_packs.py``), a ``ViewSpec`` (``opening.py``), ``PieceTokens`` (``corpus_set.py``)
 Out:  ``PackSlots``, offsets and per-slot facts; the table that ``view_kernels.fill_tokens`` reads
 
 Shapes: P pieces, N slots (P, or P + 1 with a tail slot), D pieces that are not skipped.

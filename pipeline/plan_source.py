@@ -18,6 +18,7 @@ from ringfeed.pipeline.opening import check_footprints
 from ringfeed.pipeline.pack_slots import lay_out, token_table
 from ringfeed.pipeline.step_packs import Pieces
 from ringfeed.pipeline.supervision import supervised_tokens
+from ringfeed.pipeline.thd import thd_from_pieces
 from ringfeed.pipeline.view_kernels import fill_positions, fill_tokens
 from ringfeed.pipeline.view_source import NO_OVERLAY, Overlay, PackView, StepFacts
 from ringfeed.pipeline.views import RankView
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from ringfeed.pipeline.pack_slots import PackSlots
     from ringfeed.pipeline.plan import Plan
     from ringfeed.pipeline.step_packs import StepPacks
+    from ringfeed.pipeline.thd import ThdChunk
     from ringfeed.sharding.run_kernels import Int64Array
 
 __all__ = ["PlanSource"]
@@ -111,11 +113,7 @@ class PlanSource:
         )
 
     def pack_view(self, step: int, pack: int | None, *, cp_rank: int) -> PackView:
-        packs = self._step_packs(step)
-        if pack is not None and not 0 <= pack < packs.num_packs:
-            raise ValueError(f"step {step} has no pack {pack}: it has packs 0 to {packs.num_packs - 1}")
-        pieces = Pieces.concat([]) if pack is None else packs.pack(pack)
-        skipped = None if self.overlay is None else self.overlay.skipped(pieces.documents)
+        pieces, skipped = self._pieces(step, pack)
         slots = lay_out(pieces, spec=self.spec, skipped=skipped)
         index_map = self.spec.layout.index_map(
             slots.cu_seqlens_padded,
@@ -137,6 +135,13 @@ class PlanSource:
         )
         return PackView(view=view, pieces=pieces)
 
+    def chunk(self, step: int, pack: int) -> tuple[Pieces, ThdChunk]:
+        """Return a whole pack, checked: what all ranks' views of it are cut from. Errors as ``pack_view``."""
+        pieces, skipped = self._pieces(step, pack)
+        kept = pieces.documents if skipped is None else pieces.documents[~skipped]
+        self._check_documents(kept)
+        return pieces, thd_from_pieces(pieces, spec=self.spec, corpora=self._corpora, skipped=skipped)
+
     @property
     def bytes_held(self) -> int:
         """Bytes of the buffers that a view is made in."""
@@ -147,9 +152,18 @@ class PlanSource:
         self._buffers = None
         self._corpora.close()
 
+    def _pieces(self, step: int, pack: int | None) -> tuple[Pieces, npt.NDArray[np.bool_] | None]:
+        """Return the pieces of a pack, and which of them the overlay leaves out."""
+        packs = self._step_packs(step)
+        if pack is None:
+            return Pieces.concat([]), None
+        if not 0 <= pack < packs.num_packs:
+            raise ValueError(f"step {step} has no pack {pack}: it has packs 0 to {packs.num_packs - 1}")
+        pieces = packs.pack(pack)
+        return pieces, None if self.overlay is None else self.overlay.skipped(pieces.documents)
+
     def _fill(self, pieces: Pieces, slots: PackSlots, runs: Int64Array, buffers: _Buffers) -> int:
-        for document in slots.documents.tolist():
-            self._check_document(document)
+        self._check_documents(slots.documents)
         tokens = self._corpora.piece_tokens(pieces.documents, pieces.starts, pieces.lengths)
         table = token_table(pieces, slots, tokens=tokens, boundary=self.spec.boundary)
         offsets = slots.cu_seqlens_padded
@@ -160,14 +174,16 @@ class PlanSource:
         self.tokens_copied += len(buffers.mask) - int(np.count_nonzero(buffers.mask))
         return int(supervised)
 
-    def _check_document(self, document: int) -> None:
-        if document in self._checked:
-            self._checked.move_to_end(document)
-            return
-        self._corpora.check_document(document)
-        self._checked[document] = None
-        if len(self._checked) > _CHECKED_KEPT:
-            self._checked.popitem(last=False)
+    def _check_documents(self, documents: Int64Array) -> None:
+        """Hash each document that was not checked lately."""
+        for document in documents.tolist():
+            if document in self._checked:
+                self._checked.move_to_end(document)
+                continue
+            self._corpora.check_document(document)
+            self._checked[document] = None
+            if len(self._checked) > _CHECKED_KEPT:
+                self._checked.popitem(last=False)
 
     def _step_packs(self, step: int) -> StepPacks:
         if self._step is None or self._step.step != step:

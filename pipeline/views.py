@@ -18,18 +18,19 @@ import numpy as np
 
 from ringfeed.pipeline.view_kernels import IGNORE, address, order_segments, scatter
 from ringfeed.sharding.layouts import make_layout
-from ringfeed.sharding.padding import SlotOffsets, concat_offsets
+from ringfeed.sharding.padding import SlotOffsets, concat_offsets, slot_offsets
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     import numpy.typing as npt
 
+    from ringfeed.pipeline.opening import ViewSpec
     from ringfeed.pipeline.thd import ThdChunk
     from ringfeed.sharding.index_map import IndexMap
     from ringfeed.sharding.layouts import Layout
 
-__all__ = ["RankView", "concat_views", "cut_all", "cut_chunk"]
+__all__ = ["RankView", "concat_views", "cut_all", "cut_chunk", "padding_view"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -164,6 +165,29 @@ def cut_chunk(chunk: ThdChunk, *, layout: Layout, cp_size: int) -> list[RankView
         )
         for part in cut_columns({**columns, **chunk.extras}, maps)
     ]
+
+
+def padding_view(spec: ViewSpec, *, cp_rank: int) -> RankView:
+    """Return what ``cp_rank`` has of the all-padding pack, which stands where a step has no pack.
+
+    Raises:
+        ValueError: if there is no such rank.
+    """
+    offsets = slot_offsets([], multiple=spec.multiple, total=spec.pack_slots)
+    index_map = spec.layout.index_map(
+        offsets.cu_seqlens_padded, cp_size=spec.cp_size, cp_rank=cp_rank, cu_seqlens=offsets.cu_seqlens
+    )
+    num_local = len(index_map)
+    return RankView(
+        input_ids=np.full(num_local, spec.pad_id, dtype=np.int32),
+        labels=np.full(num_local, IGNORE, dtype=np.int32),
+        position_ids=np.zeros(num_local, dtype=np.int32),
+        padding_mask=np.ones(num_local, dtype=np.bool_),
+        cu_seqlens=offsets.cu_seqlens,
+        cu_seqlens_padded=offsets.cu_seqlens_padded,
+        documents=np.empty(0, dtype=np.int64),
+        local_supervised=0,
+    )
 
 
 def concat_views(views: Sequence[RankView]) -> RankView:

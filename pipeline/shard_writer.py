@@ -1,0 +1,210 @@
+"""Write pre-sharded steps: one pass over each pack gives the views of all cp ranks.
+
+In:   a plan, its corpora, a ``ViewSpec`` (``pipeline/opening.py``)
+Out:  folders of a shards folder (``pipeline/shard_files.py``), and the manifest over them
+
+Every function here is pure: the same task gives the same bytes, on any worker, as often as it is asked.
+``workers/shard_job.py`` runs them on Ray.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from ringfeed.pipeline.arrow_codec import FORMAT_VERSION, encode_view
+from ringfeed.pipeline.manifest import FileEntry, Manifest, file_entry, fingerprint
+from ringfeed.pipeline.plan import Plan
+from ringfeed.pipeline.plan_source import PlanSource
+from ringfeed.pipeline.shard_files import (
+    FileIndex,
+    FolderFacts,
+    ViewFileWriter,
+    index_name,
+    packs_name,
+    view_file_name,
+)
+from ringfeed.pipeline.staging import write_atomically
+from ringfeed.pipeline.store import SHARDS_FORMAT
+from ringfeed.pipeline.view_kernels import IGNORE
+from ringfeed.pipeline.view_source import NO_OVERLAY
+from ringfeed.pipeline.views import RankView, cut_columns
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    import numpy.typing as npt
+
+    from ringfeed.pipeline.opening import ViewSpec
+    from ringfeed.pipeline.thd import ThdChunk
+    from ringfeed.pipeline.view_source import Overlay
+
+__all__ = ["ShardTask", "ShardWriter", "num_folders", "shards_made_from", "shards_manifest", "write_steps"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardTask:
+    """All that decides the bytes of a shards folder; small, and picklable for Ray."""
+
+    plan: Path
+    folder: Path
+    """Where to write: ``StagedFolder.path``."""
+    spec: ViewSpec
+    steps_per_folder: int
+    corpora: tuple[Path, ...] | None = None
+    """In command order; None takes the plan's own."""
+    overlay: Overlay | None = None
+
+
+def num_folders(plan: Plan, *, steps_per_folder: int) -> int:
+    """Return how many times ``write_steps`` is called, with index 0 and up."""
+    return -(-plan.num_steps // steps_per_folder)
+
+
+def write_steps(task: ShardTask, index: int) -> list[FileEntry]:
+    """Do what ``ShardWriter.write_steps`` does, for a worker that is asked once."""
+    with ShardWriter(task) as writer:
+        return writer.write_steps(index)
+
+
+class ShardWriter:
+    """Writes folders of one task. Opening plan and corpora takes a while: keep it for several folders."""
+
+    def __init__(self, task: ShardTask) -> None:
+        """Open the plan and its corpora.
+
+        Raises:
+            ValueError: if the corpora are not the planned ones.
+            CorruptDataError: if plan or corpora are damaged.
+        """
+        self._task = task
+        self._plan = Plan.open(task.plan)
+        corpora = self._plan.open_corpora(task.corpora)
+        self._source = PlanSource(self._plan, corpora, spec=task.spec, overlay=task.overlay)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._source.close()
+
+    def write_steps(self, index: int) -> list[FileEntry]:
+        """Write folder ``index`` of the shards, or find it finished, and return what is in it.
+
+        A killed writer leaves at most temporary files and a folder without ``packs.arrow``, which is
+        written last; the next call writes the same bytes over it.
+
+        Raises:
+            ValueError: if a pack is over the budget.
+            CorruptDataError: if plan or corpora are damaged.
+            OSError: if the disk is full.
+        """
+        first = index * self._task.steps_per_folder
+        steps = range(first, min(first + self._task.steps_per_folder, self._plan.num_steps))
+        if not (self._task.folder / packs_name(index)).exists():
+            _write_folder(self._task, index, self._source, steps)
+        return _entries(self._task, index, sum(self._plan.step_packs(step).num_packs for step in steps))
+
+
+def shards_made_from(plan: Plan, task: ShardTask) -> dict[str, Any]:
+    """Return what goes into the fingerprint of the shards: all that shapes them, nothing of the machine."""
+    return {
+        "recipe": plan.recipe_fingerprint,
+        "num_steps": plan.num_steps,
+        "chain": plan.chain(plan.num_steps - 1),
+        "corpora": plan.corpus_fingerprints(),
+        "spec": task.spec.facts(),
+        "overlay": NO_OVERLAY if task.overlay is None else task.overlay.digest,
+        "steps_per_folder": task.steps_per_folder,
+        "view_format": FORMAT_VERSION.decode(),
+    }
+
+
+def shards_manifest(plan: Plan, task: ShardTask, files: Sequence[FileEntry]) -> Manifest:
+    """Return the manifest of finished shards; ``files`` are those of all folders, in order."""
+    made_from = shards_made_from(plan, task)
+    return Manifest(
+        format=SHARDS_FORMAT,
+        fingerprint=fingerprint(made_from),
+        made_from=made_from,
+        files=tuple(files),
+        facts={
+            "num_steps": plan.num_steps,
+            "packs_per_step": plan.packs_per_step,
+            "slate_size": plan.slate_size,
+            "recipe_fingerprint": plan.recipe_fingerprint,
+            "sources": list(plan.sources),
+            "num_documents": sum(source.num_documents for source in plan.recipe.sources),
+            "overlay": made_from["overlay"],
+            "max_slots": plan.largest_num_pieces + 1,
+            "steps_per_folder": task.steps_per_folder,
+            "spec": task.spec.facts(),
+        },
+    )
+
+
+def _write_folder(task: ShardTask, index: int, source: PlanSource, steps: range) -> None:
+    cp_size = task.spec.cp_size
+    with ExitStack() as stack:
+        writers = []
+        for rank in range(cp_size):
+            path = stack.enter_context(write_atomically(task.folder / view_file_name(index, rank)))
+            writer = ViewFileWriter(path)
+            stack.callback(writer.abandon)
+            writers.append(writer)
+        cutter = _Cutter(source)
+        for step in steps:
+            for pack in range(source.step_facts(step).num_packs):
+                cutter.write(step, pack, writers)
+        indexes: list[FileIndex] = [writer.finish() for writer in writers]
+    for rank, file_index in enumerate(indexes):
+        with write_atomically(task.folder / index_name(index, rank)) as path:
+            file_index.write(path)
+    facts = FolderFacts.of_steps([source.step_facts(step) for step in steps])
+    with write_atomically(task.folder / packs_name(index)) as path:
+        facts.write(path)
+
+
+class _Cutter:
+    """Lays packs out and writes all ranks' views of them; its buffers are reused."""
+
+    def __init__(self, source: PlanSource) -> None:
+        self._source = source
+        self._out: list[dict[str, npt.NDArray[Any]]] | None = None
+
+    def write(self, step: int, pack: int, writers: Sequence[ViewFileWriter]) -> None:
+        pieces, chunk = self._source.chunk(step, pack)
+        spec = self._source.spec
+        maps = spec.layout.index_maps(
+            chunk.cu_seqlens_padded, cp_size=spec.cp_size, cu_seqlens=chunk.cu_seqlens
+        )
+        self._out = cut_columns({"input_ids": chunk.tokens, "labels": chunk.labels}, maps, out=self._out)
+        for part, writer in zip(self._out, writers, strict=True):
+            writer.write(encode_view(_view(part, chunk), pieces, step=step, pack=pack))
+
+
+def _view(part: dict[str, npt.NDArray[Any]], chunk: ThdChunk) -> RankView:
+    # Positions and mask are not encoded: whoever reads the view derives them.
+    return RankView(
+        input_ids=part["input_ids"],
+        labels=part["labels"],
+        position_ids=chunk.position_ids[:0],
+        padding_mask=chunk.padding_mask[:0],
+        cu_seqlens=chunk.cu_seqlens,
+        cu_seqlens_padded=chunk.cu_seqlens_padded,
+        documents=chunk.documents,
+        local_supervised=int(np.count_nonzero(part["labels"] != IGNORE)),
+    )
+
+
+def _entries(task: ShardTask, index: int, num_packs: int) -> list[FileEntry]:
+    """Hash the files of a finished folder, in a fixed order."""
+    ranks = range(task.spec.cp_size)
+    files = [(view_file_name(index, rank), num_packs) for rank in ranks]
+    files += [(index_name(index, rank), num_packs + 2) for rank in ranks]
+    files.append((packs_name(index), num_packs))
+    return [file_entry(task.folder, name, rows) for name, rows in files]
