@@ -26,9 +26,11 @@ __all__ = [
     "Block",
     "BlockFacts",
     "block_name",
+    "losses_name",
     "pack_footprints",
     "read_block",
     "read_block_facts",
+    "read_columns",
     "snapshot_name",
     "write_block",
 ]
@@ -95,8 +97,13 @@ def block_name(block: int) -> str:
 
 
 def snapshot_name(block: int) -> str:
-    """Return the file name of the planner's state after block ``block``."""
+    """Return the file name of the planner's state before block ``block``."""
     return f"snapshot-{block:05d}"
+
+
+def losses_name(block: int) -> str:
+    """Return the file name of the documents that lost tokens while block ``block`` was planned."""
+    return f"losses-{block:05d}.arrow"
 
 
 def pack_footprints(rows: PackRows, *, multiple: int) -> NDArray[np.int64]:
@@ -141,3 +148,11 @@ def read_block_facts(path: Path) -> BlockFacts:
     """Return the facts of a block, reading none of its rows and checking no hash."""
     with pa.OSFile(str(path), "rb") as source, pa.ipc.open_file(source) as reader:
         return BlockFacts.decode(reader.schema.metadata[_FACTS_KEY])
+
+
+def read_columns(path: Path, names: list[str]) -> pa.Table:
+    """Return some columns of a block, decoding no others and checking no hash."""
+    fields = [SCHEMA.get_field_index(name) for name in names]
+    options = pa.ipc.IpcReadOptions(included_fields=fields)
+    with pa.memory_map(str(path)) as source, pa.ipc.open_file(source, options=options) as reader:
+        return reader.read_all()

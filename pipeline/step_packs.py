@@ -148,15 +148,39 @@ class PackRows:
 
     def step_packs(self, first: int, last: int, *, chain: str) -> StepPacks:
         """Return rows ``first`` to ``last``, which are one whole step, as views of these arrays."""
-        offsets = self.offsets[first : last + 1]
+        rows = self.slice(first, last)
         return StepPacks(
-            int(self.steps[first]),
+            int(rows.steps[0]), rows.slates, rows.costs, rows.supervised, rows.offsets, rows.pieces, chain
+        )
+
+    def slice(self, first: int, last: int) -> "PackRows":
+        """Return rows ``first`` to ``last`` (not included) as views of these arrays."""
+        offsets = self.offsets[first : last + 1]
+        return PackRows(
+            self.steps[first:last],
+            self.packs[first:last],
             self.slates[first:last],
             self.costs[first:last],
             None if self.supervised is None else self.supervised[first:last],
             offsets - offsets[0],
             self.pieces.slice(int(offsets[0]), int(offsets[-1])),
-            chain,
+        )
+
+    @classmethod
+    def concat(cls, parts: Sequence["PackRows"]) -> "PackRows":
+        """Return the rows of one or more ``parts`` one after another; masks are known for all or for none."""
+        known = [part.supervised for part in parts if part.supervised is not None]
+        bases = np.cumsum([0, *(part.offsets[-1] for part in parts)])
+        return cls(
+            np.concatenate([part.steps for part in parts]),
+            np.concatenate([part.packs for part in parts]),
+            np.concatenate([part.slates for part in parts]),
+            np.concatenate([part.costs for part in parts]),
+            np.concatenate(known) if known else None,
+            np.concatenate(
+                [[0], *(part.offsets[1:] + base for part, base in zip(parts, bases[:-1], strict=True))]
+            ),
+            Pieces.concat([part.pieces for part in parts]),
         )
 
     def to_table(self) -> pa.Table:

@@ -1,6 +1,13 @@
-"""From the lengths of a corpus to a plan: steps of packs of pieces. Never sees a token.
+"""Decide which pieces of which documents form which pack of which step.
 
-A plan is made window by window: documents are drawn in a seeded order, cut by the overflow policy,
-packed within a look-ahead window, ordered into slates of like cost, and written block by block with
-a snapshot to go on from. Reading a plan back is ``ringfeed.pipeline.plan``.
+Read in the order of the data:
+
+1.  ``options``               what a user may set
+2.  ``documents``, ``draw``   lengths by id, and the order in which documents are drawn
+3.  ``overflow``, ``stream``  documents longer than a pack; pieces in drawing order
+4.  ``windows``               the look-ahead: a pool of pieces becomes whole steps, the rest is carried on
+5.  ``best_fit``, ``in_order``, ``concat``   how a pool becomes packs
+6.  ``rows``, ``cost``, ``tally``   slates, costs, supervised counts, sums for the report
+7.  ``writer``, ``snapshots``       blocks, chain, and what a killed run goes on from
+8.  ``report``, ``run``             fill and balance; ``run_plan`` does it all
 """

@@ -1,0 +1,161 @@
+"""What a user may set for a plan. Every rule between options is checked here, before any work starts.
+
+In:   arguments of ``ringfeed plan`` (``pipeline/cli.py``)
+Out:  ``PlanOptions``; ``document_multiple`` and ``strategy`` say what they come to
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TypeVar
+
+from ringfeed.pipeline.supervision import BOUNDARY_LABELS
+
+__all__ = ["Balance", "BlockLimits", "Overflow", "PlanOptions"]
+
+_Choice = TypeVar("_Choice", bound=StrEnum)
+_LARGEST_SEED = (1 << 64) - 1
+_LARGEST_PACK = (1 << 31) - 1
+
+
+class Balance(StrEnum):
+    """How pieces become packs."""
+
+    WORK = "work"
+    """Packs of like cost, looking ahead over steps. Not there yet: ``best_fit`` runs in its place."""
+    BEST_FIT = "best_fit"
+    """Best-fit decreasing inside the look-ahead window: the least padding, nothing cut."""
+    IN_ORDER = "in_order"
+    """Next fit: documents stay in drawing order, a pack ends where the next one does not fit."""
+    CONCAT = "concat"
+    """Concatenate and chop at pack borders: no padding at the end of packs, documents are cut."""
+
+
+class Overflow(StrEnum):
+    """What to do with a document longer than a pack."""
+
+    SPLIT = "split"
+    """Cut it into pieces of one pack each; no token is lost."""
+    TRUNCATE = "truncate"
+    """Keep the first pack of it; the lost tokens are counted and named."""
+    DROP = "drop"
+    """Leave it out; counted and named."""
+    ERROR = "error"
+    """Refuse to plan."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BlockLimits:
+    """When a plan block is full. Where blocks are cut changes no step."""
+
+    steps: int = 4096
+    pieces: int = 1 << 20
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "pieces"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"block limit {name} must be at least 1, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanOptions:
+    """What to plan, and how.
+
+    Raises:
+        ValueError: if an option, or a pair of options, makes no sense; names the way out.
+    """
+
+    output: Path
+    corpora: Sequence[Path] = ()
+    """Corpus folders; global document ids count through them in this order."""
+    lengths: Path | None = None
+    """A .npy file of 1-D integers in place of corpora."""
+    pack_tokens: int
+    """Slots in a pack, padding included; a multiple of ``document_multiple``."""
+    packs_per_step: int
+    max_cp: int | None = None
+    """The largest cp that the plan is meant for: every piece is padded to 2 * max_cp."""
+    pad_multiple: int | None = None
+    """What every piece is padded to, in place of ``max_cp``."""
+    balance: Balance = Balance.WORK
+    window: int = 16
+    """Steps of look-ahead."""
+    slate_size: int | None = None
+    """Packs in a slate, the dp the plan is meant for; by default ``packs_per_step``."""
+    overflow: Overflow = Overflow.SPLIT
+    seed: int | None = None
+    """None draws documents in corpus order."""
+    epochs: int = 1
+    positions: str = "restart"
+    boundary_label: str = "next"
+    block_limits: BlockLimits = BlockLimits()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "balance", _choose(Balance, "balance", self.balance))
+        object.__setattr__(self, "overflow", _choose(Overflow, "overflow", self.overflow))
+        _check_word("positions", self.positions, ("restart", "continue"))
+        _check_word("boundary_label", self.boundary_label, BOUNDARY_LABELS)
+        if bool(self.corpora) == (self.lengths is not None):
+            raise ValueError("plan needs corpora or a file of lengths, one of the two")
+        for name in ("pack_tokens", "packs_per_step", "window", "epochs"):
+            _check_positive(name, getattr(self, name))
+        if self.pack_tokens > _LARGEST_PACK:
+            raise ValueError(f"pack_tokens={self.pack_tokens} is beyond {_LARGEST_PACK}: offsets are int32")
+        if self.seed is not None and not 0 <= self.seed <= _LARGEST_SEED:
+            raise ValueError(f"seed={self.seed} is not between 0 and {_LARGEST_SEED}")
+        self._check_multiple()
+        self._check_slates()
+
+    @property
+    def document_multiple(self) -> int:
+        """Return m: every piece takes a multiple of m slots."""
+        return self.pad_multiple if self.pad_multiple is not None else 2 * (self.max_cp or 1)
+
+    @property
+    def packs_per_slate(self) -> int:
+        """Return the slate size with its default filled in."""
+        return self.slate_size if self.slate_size is not None else self.packs_per_step
+
+    @property
+    def strategy(self) -> Balance:
+        """Return what really runs for ``balance``."""
+        return Balance.BEST_FIT if self.balance is Balance.WORK else self.balance
+
+    def _check_multiple(self) -> None:
+        if (self.max_cp is None) == (self.pad_multiple is None):
+            raise ValueError("plan needs max_cp (pads to 2 * max_cp) or pad_multiple, one of the two")
+        reason = "pad_multiple" if self.max_cp is None else f"2 * max_cp={self.max_cp}"
+        _check_positive("pad_multiple", self.document_multiple)
+        if self.pack_tokens % self.document_multiple:
+            below = self.pack_tokens // self.document_multiple * self.document_multiple
+            nearest = [n for n in (below, below + self.document_multiple) if n > 0]
+            raise ValueError(
+                f"pack_tokens={self.pack_tokens} is not a multiple of {self.document_multiple} ({reason}); "
+                f"nearest valid: {nearest}"
+            )
+
+    def _check_slates(self) -> None:
+        size = self.packs_per_slate
+        _check_positive("slate_size", size)
+        if self.packs_per_step % size:
+            valid = [n for n in range(1, self.packs_per_step + 1) if self.packs_per_step % n == 0]
+            raise ValueError(
+                f"slate_size={size} does not divide packs_per_step={self.packs_per_step}; valid: {valid}"
+            )
+
+
+def _choose(kind: type[_Choice], name: str, value: str) -> _Choice:
+    if value not in list(kind):
+        _check_word(name, value, tuple(kind))
+    return kind(value)
+
+
+def _check_word(name: str, value: str, words: Sequence[str]) -> None:
+    if value not in words:
+        raise ValueError(f"{name}={str(value)!r}: must be one of {', '.join(words)}")
+
+
+def _check_positive(name: str, value: int) -> None:
+    if value < 1:
+        raise ValueError(f"{name} must be at least 1, got {value}")

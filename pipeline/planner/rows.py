@@ -1,0 +1,108 @@
+"""The rows of a window's steps: slates, costs, supervised counts, and sums for the report.
+
+In:   a ``Window`` (``windows.py``)
+Out:  ``PackRows`` (``pipeline/step_packs.py``) and one line of sums per step (``tally.py``)
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringfeed.pipeline.planner.cost import piece_costs
+from ringfeed.pipeline.planner.documents import DocumentTable
+from ringfeed.pipeline.planner.options import Overflow, PlanOptions
+from ringfeed.pipeline.planner.tally import StepTally
+from ringfeed.pipeline.planner.windows import Window
+from ringfeed.pipeline.step_packs import PackRows
+from ringfeed.pipeline.supervision import supervised_tokens
+
+__all__ = ["cut_slates", "window_rows"]
+
+Int64 = NDArray[np.int64]
+
+
+def window_rows(window: Window, documents: DocumentTable, options: PlanOptions) -> tuple[PackRows, StepTally]:
+    """Return the rows of all packs of ``window``, and sums per step.
+
+    Raises:
+        ValueError: if a step has no supervised token.
+    """
+    packing = window.packing
+    pieces, offsets = packing.packed.pieces, packing.offsets
+    num_packs = len(offsets) - 1
+    within = np.repeat(np.arange(window.num_steps), np.diff(window.first_packs))
+    packs = np.arange(num_packs) - window.first_packs[within]
+    lengths_of_documents = documents.lengths(pieces.documents)
+    costs = _sums(piece_costs(pieces.lengths), offsets)
+    rows = PackRows(
+        within + window.start.first_step,
+        packs,
+        cut_slates(within, packs, costs, slate_size=options.packs_per_slate),
+        costs,
+        _supervised(window, lengths_of_documents, documents, options),
+        offsets,
+        pieces,
+    )
+    first_pieces = offsets[window.first_packs]
+    kept = lengths_of_documents
+    if options.overflow is Overflow.TRUNCATE:
+        kept = np.minimum(kept, options.pack_tokens)
+    late = np.abs(np.repeat(rows.steps, np.diff(offsets)) - packing.packed.arrival_steps)
+    tally = StepTally(
+        packs=np.diff(window.first_packs),
+        pieces=np.diff(first_pieces),
+        tokens=_sums(pieces.lengths, first_pieces),
+        slots=_sums(packing.packed.slots, first_pieces),
+        split=_sums(((pieces.starts == 0) & (pieces.lengths < kept)).astype(np.int64), first_pieces),
+        displacement=_sums(late, first_pieces),
+        displacement_max=np.maximum.reduceat(late, first_pieces[:-1]) if num_packs else late,
+    )
+    return rows, tally
+
+
+def cut_slates(steps: Int64, packs: Int64, costs: Int64, *, slate_size: int) -> NDArray[np.int32]:
+    """Return the slate of each pack: in a step, packs sorted by (-cost, pack) are cut into groups.
+
+    Args:
+        steps: int64 [K], rising; which packs belong together.
+        packs: int64 [K], order in the step.
+        costs: int64 [K].
+        slate_size: packs in a slate.
+    """
+    order = np.lexsort((packs, -costs, steps))
+    slates = np.empty(len(packs), np.int32)
+    # Steps stay where they are, so the place in a step is the pack number that stands there unsorted.
+    slates[order] = packs // slate_size
+    return slates
+
+
+def _supervised(
+    window: Window, lengths_of_documents: Int64, documents: DocumentTable, options: PlanOptions
+) -> Int64 | None:
+    """Return the supervised tokens per pack and source: int64 [K, S], None where masks are unknown."""
+    if not documents.knows_masks:
+        return None
+    pieces, offsets = window.packing.packed.pieces, window.packing.offsets
+    counts = supervised_tokens(
+        lengths_of_documents, pieces.starts, pieces.lengths, boundary=options.boundary_label
+    )
+    num_sources = len(documents.sources)
+    if num_sources == 1:
+        by_pack = _sums(counts, offsets)[:, None]
+    else:
+        sources = documents.source_of(pieces.documents)
+        by_pack = np.stack([_sums(counts * (sources == s), offsets) for s in range(num_sources)], axis=1)
+    by_step = _sums(by_pack.sum(axis=1), window.first_packs)
+    if len(by_step) and not by_step.all():
+        step = window.start.first_step + int((by_step == 0).argmax())
+        raise ValueError(
+            f"step {step} would have no supervised token: no document in it has two tokens; use more or "
+            "larger packs per step, or leave such documents out of the corpus"
+        )
+    return by_pack
+
+
+def _sums(values: Int64, offsets: Int64) -> Int64:
+    """Return the sum of each group values[offsets[i]:offsets[i + 1]]; no group is empty."""
+    if len(offsets) == 1:
+        return np.empty(0, np.int64)
+    return np.add.reduceat(values, offsets[:-1])

@@ -1,0 +1,143 @@
+"""How a pool of pieces becomes packs: best fit, next fit, or concatenate and chop.
+
+In:   a ``Pool`` of at least one window's slots (``packing.py``)
+Out:  a ``Packing`` of whole steps; the rest is carried to the next window
+
+``best_fit``: pieces carried over are placed first, longest first, then new ones, longest first, each into
+the fullest pack that has room. Packs that hold a carried piece are kept first (oldest piece first), then the
+fullest ones, as many as the window has; the pieces of the others are carried. So a piece is carried once, or
+a few times where the window is a pack or two, and never starves. Kept packs stand in this order: those with
+carried pieces by their oldest piece, then the others by the arrival of the piece that opened them, their
+longest. So steps are near arrival order, and no step is made of long documents because it comes early.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from ringfeed.pipeline.planner.best_fit import best_fit_decreasing, descending_order
+from ringfeed.pipeline.planner.options import Balance
+from ringfeed.pipeline.planner.packing import Packing, Pool, group_by_pack
+from ringfeed.pipeline.planner.stream import StreamPieces
+from ringfeed.pipeline.step_packs import Pieces
+
+__all__ = ["Shape", "Strategy", "strategy_for"]
+
+Int64 = NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shape:
+    """The sizes that packing works with."""
+
+    pack_tokens: int
+    multiple: int
+    packs_per_step: int
+    window: int
+
+    @property
+    def window_packs(self) -> int:
+        return self.window * self.packs_per_step
+
+    @property
+    def pool_slots(self) -> int:
+        """Slots that a pool holds while the stream goes on: a window, and one pack to choose from."""
+        return (self.window_packs + 1) * self.pack_tokens
+
+
+Strategy = Callable[[Pool, Shape], Packing]
+
+
+def strategy_for(balance: Balance) -> Strategy:
+    """Return the function behind ``balance``, which is one that exists (``PlanOptions.strategy``)."""
+    return {Balance.BEST_FIT: pack_best_fit, Balance.IN_ORDER: pack_in_order, Balance.CONCAT: pack_concat}[
+        balance
+    ]
+
+
+def pack_best_fit(pool: Pool, shape: Shape) -> Packing:
+    """Pack a window with the least padding; see the module's first lines."""
+    stream = pool.stream
+    sizes = stream.slots // shape.multiple
+    capacity = shape.pack_tokens // shape.multiple
+    carried = pool.num_carried
+    order = np.concatenate(
+        [
+            descending_order(sizes[:carried], capacity),
+            descending_order(sizes[carried:], capacity) + carried,
+        ]
+    )
+    packs, left, opener = best_fit_decreasing(sizes, order, capacity)
+    oldest = np.full(len(left), len(stream), np.int64)
+    np.minimum.at(oldest, packs[:carried], np.arange(carried))
+    urgent = oldest < carried
+    num_kept = len(left) if pool.final else min(len(left), shape.window_packs)
+    # By what must go, then by what is fullest; the opener decides between equals.
+    choice = np.lexsort((opener, np.where(urgent, oldest, left), ~urgent))[:num_kept]
+    kept = choice[np.lexsort((np.where(urgent, oldest, opener)[choice], ~urgent[choice]))]
+    return _packing(stream, packs, kept, num_packs=len(left))
+
+
+def pack_in_order(pool: Pool, shape: Shape) -> Packing:
+    """Fill packs in arrival order; a pack ends where the next piece does not fit."""
+    packs = next_fit(pool.stream.slots, shape.pack_tokens)
+    return _whole_steps(pool, packs, shape)
+
+
+def pack_concat(pool: Pool, shape: Shape) -> Packing:
+    """Chop the stream where packs end. A cut piece fills its pack, so cuts add no padding."""
+    stream = pool.stream
+    ends = np.cumsum(stream.slots)
+    first = (ends - stream.slots) // shape.pack_tokens
+    counts = (ends - 1) // shape.pack_tokens - first + 1
+    which = np.repeat(np.arange(len(stream)), counts)
+    packs = np.repeat(first - (np.cumsum(counts) - counts), counts) + np.arange(len(which))
+    # Slot offsets of each part, from the start of its piece.
+    begins = np.maximum(packs * shape.pack_tokens - (ends - stream.slots)[which], 0)
+    stops = np.minimum((packs + 1) * shape.pack_tokens - (ends - stream.slots)[which], stream.slots[which])
+    pieces = stream.pieces
+    chopped = StreamPieces(
+        Pieces(
+            pieces.documents[which],
+            pieces.starts[which] + begins,
+            np.minimum(stops, pieces.lengths[which]) - begins,
+            pieces.epochs[which],
+        ),
+        stops - begins,
+        stream.arrivals[which] + begins,
+        np.where(begins == 0, stream.arrival_steps[which], -1),
+    )
+    return _whole_steps(Pool(chopped, pool.num_carried, pool.final), packs, shape)
+
+
+@njit(cache=True, nogil=True)
+def next_fit(slots: Int64, pack_tokens: int) -> Int64:
+    """Return the pack of each piece, int64 [P], opening a new pack where the next piece does not fit."""
+    packs = np.empty(len(slots), np.int64)
+    pack = 0
+    used = np.int64(0)
+    for i in range(len(slots)):
+        if used + slots[i] > pack_tokens:
+            pack += 1
+            used = np.int64(0)
+        used += slots[i]
+        packs[i] = pack
+    return packs
+
+
+def _whole_steps(pool: Pool, packs: Int64, shape: Shape) -> Packing:
+    """Keep the packs of full steps in order; the last one may still be open and is carried."""
+    num_packs = int(packs[-1]) + 1 if len(packs) else 0
+    num_closed = num_packs if pool.final else num_packs - 1
+    num_kept = num_closed if pool.final else num_closed // shape.packs_per_step * shape.packs_per_step
+    return _packing(pool.stream, packs, np.arange(num_kept), num_packs=num_packs)
+
+
+def _packing(stream: StreamPieces, packs: Int64, kept: Int64, *, num_packs: int) -> Packing:
+    ranks = np.full(num_packs, -1, np.int64)
+    ranks[kept] = np.arange(len(kept))
+    order, offsets, left = group_by_pack(packs, ranks, len(kept))
+    return Packing(stream.take(order), offsets, stream.take(left))

@@ -1,0 +1,155 @@
+"""Collects steps into blocks and writes each block once, whole.
+
+In:   windows with their rows and sums (``windows.py``, ``rows.py``)
+Out:  ``block-NNNNN.arrow``, ``snapshot-NNNNN``, and ``losses-NNNNN.arrow`` where documents lost tokens
+
+A block is closed when the step after it is known: only then is the state written from which the next block is
+planned, and with it the block counts as done. A run that was killed goes on there (``find_progress``).
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from ringfeed.pipeline.chain import next_link
+from ringfeed.pipeline.plan_blocks import (
+    FOOTPRINT_MULTIPLES,
+    BlockFacts,
+    block_name,
+    losses_name,
+    pack_footprints,
+    snapshot_name,
+    write_block,
+)
+from ringfeed.pipeline.planner.options import BlockLimits, Overflow
+from ringfeed.pipeline.planner.snapshots import Snapshot, read_snapshot, write_snapshot
+from ringfeed.pipeline.planner.stream import Losses
+from ringfeed.pipeline.planner.tally import BlockTally, StepTally
+from ringfeed.pipeline.planner.windows import Window, WindowStart
+from ringfeed.pipeline.staging import write_atomically
+from ringfeed.pipeline.step_packs import PackRows
+
+__all__ = ["PlanWriter", "find_progress"]
+
+
+def find_progress(folder: Path, *, beginning: str) -> tuple[int, Snapshot]:
+    """Return the first block that is not done in ``folder``, and the state to plan it from.
+
+    Args:
+        folder: where an earlier run may have left blocks.
+        beginning: chain value before the first step.
+    """
+    done = 0
+    while (folder / snapshot_name(done + 1)).exists() and (folder / block_name(done)).exists():
+        done += 1
+    if done:
+        return done, read_snapshot(folder / snapshot_name(done))
+    return 0, Snapshot(window=WindowStart.beginning(), steps_done=0, chain=beginning)
+
+
+@dataclass(slots=True)
+class _OpenBlock:
+    """Steps collected so far for one block."""
+
+    begin: Snapshot
+    parts: list[PackRows] = field(default_factory=list)
+    chains: list[str] = field(default_factory=list)
+    tallies: list[BlockTally] = field(default_factory=list)
+    losses: list[Losses] = field(default_factory=list)
+    num_pieces: int = 0
+
+
+class PlanWriter:
+    """Writes blocks into ``folder`` from block ``number`` on, which begins at ``snapshot``."""
+
+    def __init__(
+        self, folder: Path, *, limits: BlockLimits, overflow: Overflow, number: int, snapshot: Snapshot
+    ) -> None:
+        self._folder = folder
+        self._limits = limits
+        self._overflow = overflow
+        self._number = number
+        self._chain = snapshot.chain
+        self._block = _OpenBlock(snapshot)
+        write_snapshot(folder / snapshot_name(number), snapshot)
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks written, with those of earlier runs."""
+        return self._number
+
+    def add(self, window: Window, rows: PackRows, tally: StepTally, *, steps_done: int) -> None:
+        """Take the steps of ``window`` but for the first ``steps_done``, which are in earlier blocks."""
+        if window.final and window.num_steps and self._block.chains:
+            # So that a plan with more epochs can go on from the state before the flush.
+            self._close(window, steps_done=0)
+        first = steps_done
+        if steps_done == 0:
+            self._block.losses.append(window.losses)
+        for step in range(steps_done, window.num_steps):
+            num_pieces = int(tally.pieces[step])
+            if self._is_full(num_pieces):
+                self._collect(window, rows, tally, slice(first, step))
+                self._close(window, steps_done=step)
+                first = step
+            low, high = window.first_packs[step : step + 2].tolist()
+            self._chain = next_link(self._chain, rows.step_packs(low, high, chain=""))
+            self._block.chains.append(self._chain)
+            self._block.num_pieces += num_pieces
+        self._collect(window, rows, tally, slice(first, window.num_steps))
+
+    def finish(self) -> None:
+        """Write the last block."""
+        if self._block.chains:
+            self._write()
+
+    def _is_full(self, num_pieces: int) -> bool:
+        block = self._block
+        return bool(block.chains) and (
+            len(block.chains) >= self._limits.steps or block.num_pieces + num_pieces > self._limits.pieces
+        )
+
+    def _collect(self, window: Window, rows: PackRows, tally: StepTally, steps: slice) -> None:
+        if steps.start == steps.stop:
+            return
+        first, last = window.first_packs[[steps.start, steps.stop]].tolist()
+        self._block.parts.append(rows.slice(first, last))
+        self._block.tallies.append(BlockTally.of_steps(tally, steps.start, steps.stop))
+
+    def _close(self, window: Window, *, steps_done: int) -> None:
+        self._write()
+        begin = Snapshot(window=window.start, steps_done=steps_done, chain=self._chain)
+        write_snapshot(self._folder / snapshot_name(self._number), begin)
+        self._block = _OpenBlock(begin)
+
+    def _write(self) -> None:
+        block = self._block
+        rows = PackRows.concat(block.parts)
+        losses = Losses.concat(block.losses)
+        lost = BlockTally.of_losses(losses, self._overflow)
+        facts = BlockFacts(
+            first_step=block.begin.first_step,
+            previous_chain=block.begin.chain,
+            chains=tuple(block.chains),
+            footprints=tuple(
+                int(pack_footprints(rows, multiple=multiple).max()) for multiple in FOOTPRINT_MULTIPLES
+            ),
+            largest_num_pieces=int(np.diff(rows.offsets).max()),
+            tally=BlockTally.sum_of([*block.tallies, lost]).to_json(),
+        )
+        if len(losses.documents):
+            with write_atomically(self._folder / losses_name(self._number)) as temporary:
+                _write_losses(temporary, losses)
+        with write_atomically(self._folder / block_name(self._number)) as temporary:
+            write_block(temporary, rows, facts)
+        self._number += 1
+
+
+def _write_losses(path: Path, losses: Losses) -> None:
+    """Name the documents that were dropped or truncated: document, epoch, tokens lost."""
+    table = pa.table({"document": losses.documents, "epoch": losses.epochs, "tokens": losses.tokens})
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema, options=options) as writer:
+        writer.write_table(table)
