@@ -102,6 +102,9 @@ def ingest(
     encoding_errors: Annotated[
         str | None, typer.Option(metavar="fail|skip|bytes", help="text that is not UTF-8  [default: fail]")
     ] = None,
+    glob: Annotated[
+        str | None, typer.Option(metavar="PATTERN", help="names to read in folders, such as *.py")
+    ] = None,
     config: ConfigFile = None,
     as_json: Json = False,
 ) -> int:

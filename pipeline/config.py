@@ -14,7 +14,9 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from ringfeed.pipeline.ingest import IngestOptions
 from ringfeed.pipeline.planner.options import Balance, Overflow, PlanOptions
+from ringfeed.pipeline.sources.encoding import EncodingErrors
 
 __all__ = [
     "SECTIONS",
@@ -65,22 +67,19 @@ class IngestConfig(CommandConfig):
     tokens_column: Text | None = Field(None, description="the column that holds lists of token ids")
     pad_id: Natural | None = Field(None, description="the pad token of a tokens column, 0 if not given")
     name: Text | None = Field(None, description="the corpus's name, by default its folder's")
-    encoding_errors: Literal["fail", "skip", "bytes"] = Field(
-        "fail", description="what to do with text that is not UTF-8"
+    encoding_errors: EncodingErrors = Field(
+        EncodingErrors.FAIL, description="what to do with text that is not UTF-8"
     )
 
+    glob: Text | None = Field(None, description="names of files to read in folders, such as *.py")
+
+    def to_options(self) -> IngestOptions:
+        """Return what the ingest takes; it has the rules between fields."""
+        return IngestOptions(**dict(self))
+
     @model_validator(mode="after")
-    def _check_columns(self) -> Self:
-        if self.text_column is not None and self.tokens_column is not None:
-            raise ValueError(
-                f"text_column={self.text_column!r} and tokens_column={self.tokens_column!r} exclude each "
-                "other; name the one column to read"
-            )
-        if self.pad_id is not None and self.tokens_column is None:
-            raise ValueError(
-                f"pad_id={self.pad_id} goes with tokens_column only, a tokenizer has its own; "
-                "leave it out or name a tokens_column"
-            )
+    def _check(self) -> Self:
+        self.to_options()
         if self.tokens_column is not None and "tokenizer" in self.model_fields_set:
             raise ValueError(
                 f"tokenizer={self.tokenizer!r} has nothing to do: tokens_column={self.tokens_column!r} "

@@ -93,9 +93,8 @@ def run_shard(config: ShardConfig, *, progress: Progress) -> ShardReport:
             missing = [index for index in range(total) if index not in journal.finished]
             written = len(missing)
             if missing:
-                _write_folders(
-                    replace(task, folder=staged.scratch), missing, journal, config.workers, progress
-                )
+                job = _Job(plan=plan, task=replace(task, folder=staged.scratch), missing=missing)
+                _run_on_ray(job, journal, workers=config.workers, progress=progress)
             files = [entry for index in range(total) for entry in journal.finished[index]]
             manifest = _with_plan_path(shards_manifest(plan, task, files), plan.path, config.output)
             staged.publish(manifest)

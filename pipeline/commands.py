@@ -1,0 +1,100 @@
+"""What the commands of ``cli.py`` do, and what they say.
+
+In:   a checked config (``config.py``)
+Out:  an ``Outcome`` for ``console.py`` to print
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from ringfeed.pipeline.console import DONE, FAILED, Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ringfeed.pipeline.config import IngestConfig, InspectConfig, PlanConfig, VerifyConfig
+    from ringfeed.pipeline.findings import VerifyReport
+    from ringfeed.pipeline.progress import Progress
+
+__all__ = ["ingest", "inspect", "plan", "verify"]
+
+
+def ingest(config: IngestConfig, progress: Progress) -> Outcome:
+    """Make a corpus."""
+    from ringfeed.pipeline.ingest import run_ingest
+
+    report = run_ingest(config.to_options(), progress=progress)
+    text = (
+        f"{report.output}: {report.documents:,} documents, {report.tokens:,} tokens from "
+        f"{report.files:,} files ({report.skipped_empty:,} empty and {report.skipped_encoding:,} "
+        "not UTF-8 were skipped)"
+    )
+    if report.already_finished:
+        text += "; there already, nothing to do"
+    return Outcome(text=text, facts={**asdict(report), "output": str(report.output)})
+
+
+def plan(config: PlanConfig, progress: Progress) -> Outcome:
+    """Make a plan."""
+    from ringfeed.pipeline.plan import Plan
+    from ringfeed.pipeline.planner.run import run_plan
+
+    report = run_plan(config.to_options(), progress=progress).as_dict()
+    made = Plan.open(config.output)
+    facts: dict[str, Any] = {
+        "output": str(config.output),
+        "num_steps": made.num_steps,
+        "num_packs": made.num_packs,
+        "recipe_fingerprint": made.recipe_fingerprint,
+    }
+    text = (
+        f"{config.output}: {made.num_steps:,} steps, {made.num_packs:,} packs of {made.pack_tokens:,} slots, "
+        f"fill {report['fill']:.4f}; {report['empty']:,} documents empty, {report['split']:,} split, "
+        f"{report['truncated']:,} truncated, {report['dropped']:,} dropped"
+    )
+    if config.report:
+        facts |= report
+        text += "\n" + _table(report)
+    return Outcome(text=text, facts=facts)
+
+
+def verify(config: VerifyConfig, progress: Progress) -> Outcome:
+    """Check a folder; faults are an exit code, not an error."""
+    from ringfeed.pipeline.environment import available_cpus
+    from ringfeed.pipeline.executor import ThreadExecutor
+    from ringfeed.pipeline.verify import verify as verify_folder
+
+    executor = ThreadExecutor(config.workers or available_cpus())
+    report = verify_folder(config.path, executor=executor, progress=progress)
+    exit_code = FAILED if report.findings else DONE
+    return Outcome(text=_verify_text(report), facts=report.to_json(), exit_code=exit_code)
+
+
+def inspect(config: InspectConfig, progress: Progress) -> Outcome:
+    """Describe a folder."""
+    from ringfeed.pipeline.inspect import describe
+
+    del progress
+    description = describe(config.path, step=config.step)
+    return Outcome(text=description.text, facts=description.facts)
+
+
+def _verify_text(report: VerifyReport) -> str:
+    lines = [f"fault: {finding.problem}" for finding in report.findings]
+    lines += [f"not checked: {reason}" for reason in report.unchecked]
+    counted = ", ".join(f"{count:,} {what}" for what, count in report.counts.items())
+    verdict = f"{len(report.findings)} faults" if report.findings else "ok"
+    return "\n".join([*lines, f"{report.path} ({report.kind}): {verdict}; checked {counted}"])
+
+
+def _table(values: Mapping[str, Any]) -> str:
+    width = max(map(len, values))
+    return "\n".join(f"  {name:<{width}}  {_cell(value)}" for name, value in values.items())
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.4f}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
