@@ -130,7 +130,8 @@ class ViewDecoder:
         if len(self._mask) != len(index_map):
             self._positions = np.empty(len(index_map), dtype=np.int32)
             self._mask = np.empty(len(index_map), dtype=np.bool_)
-        fill_positions(index_map.runs, padded, real, first_positions, self._positions, self._mask)
+        # A copy of the few offsets: for read-only ones numba would compile the kernel a second time.
+        fill_positions(index_map.runs, padded.copy(), real, first_positions, self._positions, self._mask)
         return RankView(
             input_ids=flat["input_ids"],
             labels=flat["labels"],

@@ -70,7 +70,9 @@ def thd_from_pieces(
     found = corpora.piece_tokens(pieces.documents, pieces.starts, pieces.lengths)
     table = token_table(pieces, slots, tokens=found, boundary=spec.boundary)
     total = spec.pack_slots
+    # Read-only like the runs of an index map: numba compiles the kernels once for both.
     everything = np.array([[0, total]], dtype=np.int64)
+    everything.flags.writeable = False
     tokens, labels, positions = (np.empty(total, dtype=np.int32) for _ in range(3))
     mask = np.empty(total, dtype=np.bool_)
     fill_tokens(everything, slots.cu_seqlens_padded, table, spec.pad_id, tokens, labels)
