@@ -76,6 +76,11 @@ class DocumentWriter:
         self._rows: list[Columns] = []
         self._num_rows = 0
 
+    @property
+    def num_documents(self) -> int:
+        """All that were appended, in finished files or not."""
+        return self.state.num_documents + self._num_rows
+
     def append(self, batch: TokenBatch) -> None:
         """Add the documents of the next part."""
         columns = _columns_of(batch, first_row=self._first_row(batch))
