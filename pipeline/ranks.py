@@ -10,7 +10,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-__all__ = ["MISSING", "assign_packs", "num_micro_batches"]
+__all__ = ["MISSING", "assign_packs", "assign_steps", "num_micro_batches"]
 
 MISSING = -1
 """Stands where a step holds no pack: the loader puts an all-padding view there."""
@@ -69,41 +69,74 @@ def assign_packs(
     )
     if len(costs) > packs_per_step:
         raise ValueError(f"the step holds {len(costs)} packs, packs_per_step={packs_per_step} allows no more")
-    costs = np.ascontiguousarray(costs, dtype=np.int64)
-    packs = np.arange(len(costs), dtype=np.int64)
-    order = np.lexsort((packs, -costs))
-    group_size = dp_size * packs_per_chunk
-    if slate_size == group_size:
-        groups = np.asarray(slates, dtype=np.int64)[order]
-        order, groups = order[np.argsort(groups, kind="stable")], np.sort(groups)
-    else:
-        groups = packs // group_size
-    table = np.full((num_groups, dp_size, packs_per_chunk), MISSING, dtype=np.int64)
-    _deal(order, groups, costs, table)
+    table = assign_steps(
+        np.ascontiguousarray(costs, dtype=np.int64),
+        np.asarray(slates),
+        np.array([0, len(costs)], dtype=np.int64),
+        by_slate=slate_size == dp_size * packs_per_chunk,
+        shape=(num_groups, dp_size, packs_per_chunk),
+    )
+    return table.reshape(table.shape[1:])
+
+
+def assign_steps(
+    costs: NDArray[np.int64],
+    slates: NDArray[np.int32],
+    first_packs: NDArray[np.int64],
+    *,
+    by_slate: bool,
+    shape: tuple[int, int, int],
+) -> NDArray[np.int64]:
+    """Deal the packs of S steps at once, each step as ``assign_packs`` does; checks nothing.
+
+    Args:
+        costs: int64 [K], of all packs in (step, pack) order.
+        slates: int [K], within the step.
+        first_packs: int64 [S + 1], packs before each step.
+        by_slate: groups are slates; else they are cut from the sorted packs.
+        shape: (M, dp_size, packs_per_chunk).
+
+    Returns:
+        int64 [S, M, dp_size, packs_per_chunk], pack ids within the step.
+    """
+    num_groups, dp_size, packs_per_chunk = shape
+    counts = np.diff(first_packs)
+    steps = np.repeat(np.arange(len(counts)), counts)
+    packs = np.arange(len(costs)) - first_packs[steps]
+    keys = (packs, -costs, slates, steps) if by_slate else (packs, -costs, steps)
+    order = np.lexsort(keys)
+    # Steps stay together in the order, so that ``packs`` is also the place of each turn in its step.
+    within = slates[order].astype(np.int64) if by_slate else packs // (dp_size * packs_per_chunk)
+    table = np.full((len(counts) * num_groups, dp_size, packs_per_chunk), MISSING, dtype=np.int64)
+    _deal(packs[order], costs[order], steps, steps * num_groups + within, table)
     # Ascending pack ids; as unsigned numbers, MISSING is the largest.
-    return np.sort(table.view(np.uint64), axis=2).view(np.int64)
+    return np.sort(table.view(np.uint64), axis=2).view(np.int64).reshape(len(counts), *shape)
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def _deal(
-    order: NDArray[np.int64], groups: NDArray[np.int64], costs: NDArray[np.int64], table: NDArray[np.int64]
+    packs: NDArray[np.int64],
+    costs: NDArray[np.int64],
+    steps: NDArray[np.int64],
+    groups: NDArray[np.int64],
+    table: NDArray[np.int64],
 ) -> None:
-    """Fill ``table`` [M, dp, c] greedily; ``order`` and ``groups`` [K] say pack and group of each turn."""
+    """Fill ``table`` [groups, dp, c] greedily; the others say pack, cost, step and group of each turn."""
     _, dp_size, packs_per_chunk = table.shape
     loads = np.zeros(dp_size, np.int64)
     taken = np.zeros(dp_size, np.int64)
-    group = np.int64(-1)
-    for turn in range(len(order)):
-        if groups[turn] != group:
-            group = groups[turn]
+    for turn in range(len(packs)):
+        if turn and steps[turn] != steps[turn - 1]:
+            loads[:] = 0
+        if turn and groups[turn] != groups[turn - 1]:
             taken[:] = 0
         best = -1
         for rank in range(dp_size):
             if taken[rank] < packs_per_chunk and (best < 0 or loads[rank] < loads[best]):
                 best = rank
-        table[group, best, taken[best]] = order[turn]
+        table[groups[turn], best, taken[best]] = packs[turn]
         taken[best] += 1
-        loads[best] += costs[order[turn]]
+        loads[best] += costs[turn]
 
 
 def _ways_out(packs_per_step: int, packs_per_chunk: int) -> str:

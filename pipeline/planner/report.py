@@ -21,7 +21,7 @@ from ringfeed.pipeline.manifest import FileEntry
 from ringfeed.pipeline.plan_blocks import BlockFacts, read_columns
 from ringfeed.pipeline.planner.options import PlanOptions
 from ringfeed.pipeline.planner.tally import BlockTally
-from ringfeed.pipeline.ranks import assign_packs
+from ringfeed.pipeline.ranks import MISSING, assign_steps
 
 __all__ = ["PlanReport", "measure_plan"]
 
@@ -141,23 +141,18 @@ def _balance(costs: _StepCosts, num_steps: int, dp_size: int) -> dict[str, float
 def _block_costs(path: Path, options: PlanOptions) -> _StepCosts:
     table = read_columns(path, ["step", "slate", "cost"])
     steps, slates, costs = (table.column(name).to_numpy() for name in ("step", "slate", "cost"))
-    firsts = np.flatnonzero(np.diff(steps, prepend=-1))
+    first_packs = np.append(np.flatnonzero(np.diff(steps, prepend=-1)), len(steps))
     dp_size = options.packs_per_slate
-    largest = []
-    for first, last in zip(firsts, [*firsts[1:], len(steps)], strict=True):
-        loads = np.append(costs[first:last], 0)
-        table_of_packs = assign_packs(
-            costs[first:last],
-            slates[first:last],
-            packs_per_step=options.packs_per_step,
-            slate_size=dp_size,
-            dp_size=dp_size,
-        )
-        # A missing pack is -1: the 0 appended above.
-        largest.append(int(loads[table_of_packs].sum(axis=(0, 2)).max()))
-    waiting = np.zeros((len(firsts), options.packs_per_step // dp_size), np.int64)
-    np.maximum.at(waiting, (np.cumsum(np.diff(steps, prepend=steps[0] - 1) != 0) - 1, slates), costs)
-    return _StepCosts(np.array(largest, np.int64), np.add.reduceat(costs, firsts), waiting.sum(axis=1))
+    dealt = assign_steps(
+        costs, slates, first_packs, by_slate=True, shape=(options.packs_per_step // dp_size, dp_size, 1)
+    )
+    places = np.where(dealt == MISSING, 0, dealt + first_packs[:-1, None, None, None])
+    chunks = np.where(dealt == MISSING, 0, costs[places]).sum(axis=3)
+    return _StepCosts(
+        largest=chunks.sum(axis=1).max(axis=1),
+        total=chunks.sum(axis=(1, 2)),
+        waiting=chunks.max(axis=2).sum(axis=1),
+    )
 
 
 def _concat(parts: Sequence[_StepCosts]) -> _StepCosts:

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from ringfeed.pipeline.manifest import FileEntry
 from ringfeed.pipeline.planner.draw import DrawCursor
 from ringfeed.pipeline.planner.stream import StreamPieces
 from ringfeed.pipeline.planner.windows import WindowStart
@@ -34,6 +35,8 @@ class Snapshot:
     """Steps of the window that are in earlier blocks."""
     chain: str
     """Chain value before the block's first step."""
+    finished: FileEntry | None = None
+    """The block before, as it was written; None for the first."""
 
     @property
     def first_step(self) -> int:
@@ -50,6 +53,7 @@ def write_snapshot(path: Path, snapshot: Snapshot) -> None:
         "first_step": window.first_step,
         "steps_done": snapshot.steps_done,
         "chain": snapshot.chain,
+        "finished": None if snapshot.finished is None else asdict(snapshot.finished),
     }
     carried, pieces = window.carried, window.carried.pieces
     columns = [
@@ -82,4 +86,5 @@ def read_snapshot(path: Path) -> Snapshot:
         first_step=state["first_step"],
         carried=StreamPieces(pieces, arrays["slots"], arrays["arrivals"], arrays["arrival_steps"]),
     )
-    return Snapshot(window=window, steps_done=state["steps_done"], chain=state["chain"])
+    finished = None if state["finished"] is None else FileEntry(**state["finished"])
+    return Snapshot(window=window, steps_done=state["steps_done"], chain=state["chain"], finished=finished)

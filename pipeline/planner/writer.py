@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from ringfeed.pipeline.chain import next_link
+from ringfeed.pipeline.manifest import CorruptDataError, FileEntry, check_file, file_entry
 from ringfeed.pipeline.plan_blocks import (
     FOOTPRINT_MULTIPLES,
     BlockFacts,
@@ -38,15 +39,28 @@ def find_progress(folder: Path, *, beginning: str) -> tuple[int, Snapshot]:
     """Return the first block that is not done in ``folder``, and the state to plan it from.
 
     Args:
-        folder: where an earlier run may have left blocks.
+        folder: where an earlier run may have left blocks. A damaged one counts as not done.
         beginning: chain value before the first step.
     """
     done = 0
-    while (folder / snapshot_name(done + 1)).exists() and (folder / block_name(done)).exists():
-        done += 1
-    if done:
-        return done, read_snapshot(folder / snapshot_name(done))
-    return 0, Snapshot(window=WindowStart.beginning(), steps_done=0, chain=beginning)
+    snapshot = Snapshot(window=WindowStart.beginning(), steps_done=0, chain=beginning)
+    while (after := _finished_block(folder, done)) is not None:
+        done, snapshot = done + 1, after
+    return done, snapshot
+
+
+def _finished_block(folder: Path, number: int) -> Snapshot | None:
+    """Return the state after block ``number`` if that block is whole."""
+    path = folder / snapshot_name(number + 1)
+    if not path.exists():
+        return None
+    try:
+        snapshot = read_snapshot(path)
+        if snapshot.finished is not None:
+            check_file(folder, snapshot.finished)
+    except (CorruptDataError, pa.ArrowException):
+        return None
+    return snapshot
 
 
 @dataclass(slots=True)
@@ -72,6 +86,7 @@ class PlanWriter:
         self._overflow = overflow
         self._number = number
         self._chain = snapshot.chain
+        self._finished: FileEntry | None = snapshot.finished
         self._block = _OpenBlock(snapshot)
         write_snapshot(folder / snapshot_name(number), snapshot)
 
@@ -120,7 +135,9 @@ class PlanWriter:
 
     def _close(self, window: Window, *, steps_done: int) -> None:
         self._write()
-        begin = Snapshot(window=window.start, steps_done=steps_done, chain=self._chain)
+        begin = Snapshot(
+            window=window.start, steps_done=steps_done, chain=self._chain, finished=self._finished
+        )
         write_snapshot(self._folder / snapshot_name(self._number), begin)
         self._block = _OpenBlock(begin)
 
@@ -144,6 +161,7 @@ class PlanWriter:
                 _write_losses(temporary, losses)
         with write_atomically(self._folder / block_name(self._number)) as temporary:
             write_block(temporary, rows, facts)
+        self._finished = file_entry(self._folder, block_name(self._number), rows=len(rows.steps))
         self._number += 1
 
 
