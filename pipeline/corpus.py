@@ -8,7 +8,7 @@ Everything is memory-mapped: the memory of a process does not grow with the corp
 
 from collections import OrderedDict
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import xxhash
@@ -49,7 +49,7 @@ class Corpus:
         self._num_token_files = sum(entry.path.startswith("tokens-") for entry in manifest.files)
 
     @classmethod
-    def open(cls, path: Path | str, *, check: str = "table") -> Self:
+    def open(cls, path: Path | str, *, check: Literal["table", "sizes"] = "table") -> Self:
         """Open a finished corpus.
 
         Args:

@@ -10,7 +10,7 @@ Global id = documents of the corpora before it + id in its corpus. Ids are never
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,7 +48,7 @@ class CorpusSet:
         """int64 [S + 1]: corpus s has the ids from ``bounds[s]`` to ``bounds[s + 1]``."""
 
     @classmethod
-    def open(cls, paths: Sequence[Path | str], *, check: str = "table") -> Self:
+    def open(cls, paths: Sequence[Path | str], *, check: Literal["table", "sizes"] = "table") -> Self:
         """Open corpora in command order. One path may come several times, to count several times.
 
         Args:

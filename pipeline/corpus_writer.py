@@ -111,7 +111,7 @@ def write_corpus(  # noqa: PLR0913  (each one is a fact about the corpus)
         token_file_bytes: size at which a token file ends.
 
     Raises:
-        ValueError: if ``path`` exists, or a document does not fit ``token_dtype``.
+        ValueError: if ``path`` exists, a document does not fit ``token_dtype``, or all are empty.
     """
     tokenizer = {"kind": "tokens"} if tokenizer is None else dict(tokenizer)
     shaped_by = {"tokenizer": tokenizer, "pad_id": pad_id, "token_dtype": token_dtype}
@@ -126,6 +126,9 @@ def write_corpus(  # noqa: PLR0913  (each one is a fact about the corpus)
         except ValueError:
             staged.discard()
             raise
+        if writer.num_documents == 0:
+            staged.discard()
+            raise ValueError(f"{path}: a corpus needs a document with a token, none was given")
         publish_corpus(staged, writer, shaped_by=shaped_by, facts={"name": name, **shaped_by})
     return Corpus.open(path)
 

@@ -22,7 +22,7 @@ from ringfeed.pipeline.documents_table import (
     read_rows,
     write_documents,
 )
-from ringfeed.pipeline.manifest import FileEntry, file_entry
+from ringfeed.pipeline.manifest import CorruptDataError, FileEntry, check_size, file_entry
 from ringfeed.pipeline.sources.token_batch import TokenBatch
 from ringfeed.pipeline.staging import StagedFolder, write_atomically
 from ringfeed.pipeline.supervision import supervised_tokens
@@ -165,8 +165,14 @@ class DocumentWriter:
     def _recover(self) -> None:
         while (path := self._commit_path(len(self.entries))).exists():
             commit = json.loads(path.read_bytes())
+            entry = FileEntry(**commit["entry"])
+            try:
+                check_size(self._folder, entry)
+            except CorruptDataError:
+                # Somebody has been at it: this file and those after it are made again.
+                return
             self.state = WriterState(**commit["state"])
-            self.entries.append(FileEntry(**commit["entry"]))
+            self.entries.append(entry)
 
     def _rows_path(self, index: int) -> Path:
         return self._journal / f"rows-{index:05d}.arrow"

@@ -19,8 +19,9 @@ import xxhash
 
 from ringfeed.pipeline.corpus import CORPUS_FORMAT, INPUTS_FILE
 from ringfeed.pipeline.corpus_writer import publish_corpus, write_inputs
-from ringfeed.pipeline.document_writer import TOKEN_FILE_BYTES, DocumentWriter
+from ringfeed.pipeline.document_writer import DocumentWriter
 from ringfeed.pipeline.executor import Executor, SerialExecutor
+from ringfeed.pipeline.ingest_options import IngestOptions, IngestReport
 from ringfeed.pipeline.manifest import Manifest, canonical_json
 from ringfeed.pipeline.progress import Progress
 from ringfeed.pipeline.sources.columns import has_narrow_tokens
@@ -34,88 +35,7 @@ from ringfeed.pipeline.tokenizer import Tokenizer, make_tokenizer
 
 __all__ = ["IngestOptions", "IngestReport", "run_ingest"]
 
-PART_BYTES = 8 << 20
 _UINT16_VOCABULARY = 1 << 16
-_MAX_TOKEN = (1 << 31) - 1
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class IngestOptions:
-    """What to ingest, and how.
-
-    Raises:
-        ValueError: if two fields exclude each other.
-    """
-
-    sources: tuple[Path, ...]
-    """Files and folders, read in this order."""
-    output: Path
-    tokenizer: str = "bytes"
-    """``bytes``, or the path of a ``tokenizer.json``."""
-    text_column: str | None = None
-    """Field of JSONL, Parquet and Arrow that holds text; ``text`` by default."""
-    tokens_column: str | None = None
-    """Field that holds lists of token ids; no tokenizer is used then."""
-    pad_id: int | None = None
-    """Pad token of a tokens column, 0 by default."""
-    name: str | None = None
-    """Name in counts per source; the output folder's by default."""
-    encoding_errors: EncodingErrors = EncodingErrors.FAIL
-    glob: str | None = None
-    """In folders, only names that match, such as ``*.py``."""
-    token_file_bytes: int = TOKEN_FILE_BYTES
-    """A token file ends before the document that would make it longer."""
-    part_bytes: int = PART_BYTES
-    """Input that is read at once."""
-
-    def __post_init__(self) -> None:
-        if not self.sources:
-            raise ValueError("sources is empty: name at least one file or folder")
-        if self.text_column is not None and self.tokens_column is not None:
-            raise ValueError(
-                f"text_column={self.text_column!r} and tokens_column={self.tokens_column!r} exclude "
-                "each other; give the one that the data has"
-            )
-        if self.pad_id is not None and self.tokens_column is None:
-            raise ValueError(f"pad_id={self.pad_id} goes with tokens_column; tokenizers have their own")
-        if self.pad_id is not None and not 0 <= self.pad_id <= _MAX_TOKEN:
-            raise ValueError(f"pad_id={self.pad_id} must be 0 to {_MAX_TOKEN}")
-        for field in ("token_file_bytes", "part_bytes"):
-            if getattr(self, field) < 1:
-                raise ValueError(f"{field}={getattr(self, field)} must be at least 1")
-
-    @property
-    def column(self) -> ColumnChoice:
-        """Return which column holds the documents, and of what kind it is."""
-        if self.tokens_column is not None:
-            return ColumnChoice(name=self.tokens_column, is_tokens=True)
-        return ColumnChoice(name=self.text_column or "text")
-
-    @property
-    def corpus_name(self) -> str:
-        return self.name or Path(os.path.realpath(self.output)).name
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class IngestReport:
-    """What an ingest did."""
-
-    output: Path
-    name: str
-    documents: int
-    tokens: int
-    skipped_empty: int
-    """Inputs or rows without a token."""
-    skipped_encoding: int
-    """Inputs or rows that are not UTF-8, left out."""
-    files: int
-    """Input files, skipped ones included."""
-    seconds: float
-    fingerprint: str
-    resumed: bool
-    """An earlier run had been stopped, and its finished files were kept."""
-    already_finished: bool
-    """The corpus was there; nothing was done."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -266,8 +186,7 @@ def _request(options: IngestOptions, recipe: _Recipe, inputs: Sequence[InputFile
                 "name": Path(os.path.realpath(source)).name,
                 "num_files": len(files),
                 "bytes": sum(file.bytes for file in files),
-                # Names, sizes and times of change of all files.
-                "listing": xxhash.xxh3_64_hexdigest(canonical_json(listing).encode()),
+                "names_sizes_times": xxhash.xxh3_64_hexdigest(canonical_json(listing).encode()),
             }
         )
     return {

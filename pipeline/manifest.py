@@ -170,7 +170,12 @@ def check_file(folder: Path, entry: FileEntry) -> None:
         )
 
 
-def describe_difference(expected: Mapping[str, Any], found: Mapping[str, Any]) -> str:
+def describe_difference(
+    expected: Mapping[str, Any],
+    found: Mapping[str, Any],
+    *,
+    words: tuple[str, str] = ("expected", "found"),
+) -> str:
     """Return one line that names each field that differs, or an empty string.
 
     Example: ``tokenizer.kind: expected 'bytes', found 'hf'; seed: expected 1, found nothing``.
@@ -183,7 +188,7 @@ def describe_difference(expected: Mapping[str, Any], found: Mapping[str, Any]) -
         if type(old) is type(new) and old == new:
             continue
         shown = ["nothing" if value is nothing else _short(value) for value in (old, new)]
-        lines.append(f"{key}: expected {shown[0]}, found {shown[1]}")
+        lines.append(f"{key}: {words[0]} {shown[0]}, {words[1]} {shown[1]}")
     if len(lines) > _MAX_DIFFERENCES:
         more = len(lines) - _MAX_DIFFERENCES
         lines = [*lines[:_MAX_DIFFERENCES], f"and {more} more"]

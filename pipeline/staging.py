@@ -22,6 +22,7 @@ from ringfeed.pipeline.manifest import (
     FORMAT_VERSION,
     MANIFEST_NAME,
     PARTIAL_SUFFIX,
+    CorruptDataError,
     Manifest,
     canonical_json,
     describe_difference,
@@ -198,10 +199,9 @@ class StagedFolder:
 
     def _compare_request(self) -> None:
         path = self.scratch / _REQUEST
-        mine = {"format": self._format, "version": FORMAT_VERSION, "made_from": self._request}
+        mine = {"format": self._format, "format_version": FORMAT_VERSION, **self._request}
         if path.exists():
-            theirs = json.loads(path.read_bytes())
-            _refuse_other(theirs, mine, what=f"{self.path} was left by an unfinished run and")
+            _refuse_other(_read_request(path), mine, what=f"{self.path} was left by an unfinished run and")
             self.resumed = self._has_work()
             return
         if self._has_work():
@@ -227,11 +227,20 @@ class StagedFolder:
 
 
 def _refuse_other(theirs: Mapping[str, Any], mine: Mapping[str, Any], *, what: str) -> None:
-    difference = describe_difference(theirs, mine)
+    difference = describe_difference(theirs, mine, words=("has", "asked for"))
     if difference:
         raise ValueError(
             f"{what} was made from something else ({difference}); delete it or choose another output"
         )
+
+
+def _read_request(path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_bytes()))
+    except ValueError as error:
+        raise CorruptDataError(
+            f"{path} is damaged ({error}); delete {path.parent.parent} and run again"
+        ) from None
 
 
 def _sync(path: Path) -> None:
