@@ -18,6 +18,8 @@ from torchdata.nodes import BaseNode, Prefetcher
 from ringfeed.pipeline.loader_state import LoaderState, check_state, read_state
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ringfeed.pipeline.batch import Batch
     from ringfeed.pipeline.batch_builder import BatchBuilder, BuiltBatch
 
@@ -47,7 +49,7 @@ class Position:
         self._loaded = None
         self.step = self.micro_batch = 0
 
-    def load(self, values: dict[str, Any]) -> None:
+    def load(self, values: Mapping[str, Any]) -> None:
         """Go to where ``values``, a ``save()`` of any rank, stands.
 
         Raises:

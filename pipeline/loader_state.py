@@ -117,9 +117,11 @@ def check_state(state: LoaderState, source: ViewSource, *, dp_size: int, packs_p
             {"recipe": state.recipe, key: state.chain},
             {"recipe": source.recipe_fingerprint, key: found},
         )
+        is_same = state.recipe == source.recipe_fingerprint
+        origin = "on steps that have been replaced since" if is_same else "on another plan"
         raise ValueError(
-            f"the loader state at step {state.step} was saved on another plan, or on steps that have been "
-            f"replaced since ({difference}); load it with the plan that it was saved on"
+            f"the loader state at step {state.step} was saved {origin} ({difference}); load it with the plan "
+            "that it was saved on"
         )
     if state.micro_batch:
         _check_inside_step(state, source, dp_size=dp_size, packs_per_chunk=packs_per_chunk)

@@ -26,7 +26,9 @@ def test_only_the_set_of_documents_shapes_the_digest(tmp_path):
     other = read_skip_list(write(tmp_path, "2 # later\n1\n2\n"), num_documents=9)
     third = read_skip_list(write(tmp_path, "1\n3\n"), num_documents=9)
 
-    assert one is not None and other is not None and third is not None
+    assert one is not None
+    assert other is not None
+    assert third is not None
     assert one.digest == other.digest != third.digest
 
 
