@@ -83,14 +83,16 @@ class LineProgress:
             self.log(f"{self._task}: {self._how_far(now - self._started)}")
 
     def log(self, message: str) -> None:
-        print(message, file=self._stream, flush=True)  # noqa: T201
+        print(message, file=self._stream, flush=True)
 
     def end(self) -> None:
         if self._task:
             elapsed = self._clock() - self._started
             rate = self._done / elapsed if elapsed > 0 else 0.0
+            # After an error the same call ends the task.
+            verb = "done" if self._total is None or self._done >= self._total else "stopped"
             self.log(
-                f"{self._task}: done, {self._done:,} {self._unit} "
+                f"{self._task}: {verb}, {self._done:,} {self._unit} "
                 f"in {elapsed:.1f} s ({rate:,.0f} {self._unit}/s)"
             )
             self._task = ""

@@ -38,11 +38,12 @@ class RayExecutor:
 
     def map(self, function: Callable[[Input], Output], inputs: Iterable[Input], /) -> Iterator[Output]:
         """Yield the results in input order; see ``Executor.map``."""
-        remote = _as_task(function)
+        # Once for all tasks, not with each of them: a function may carry its settings (a partial).
+        task, shipped = _as_task(), ray.put(function)
         waiting: deque[Any] = deque()
         try:
             for entry in inputs:
-                waiting.append(remote.remote(entry))
+                waiting.append(task.remote(shipped, entry))
                 if len(waiting) >= self._num_in_flight:
                     yield _get(waiting.popleft())
             while waiting:
@@ -54,14 +55,15 @@ class RayExecutor:
         self, function: Callable[[Input], Output], inputs: Iterable[Input]
     ) -> Iterator[Output]:
         """Yield the results in the order in which they are ready."""
-        remote = _as_task(function)
+        # Once for all tasks, not with each of them: a function may carry its settings (a partial).
+        task, shipped = _as_task(), ray.put(function)
         rest = iter(inputs)
         running: list[Any] = []
         try:
             while True:
                 while len(running) < self._num_in_flight:
                     try:
-                        running.append(remote.remote(next(rest)))
+                        running.append(task.remote(shipped, next(rest)))
                     except StopIteration:
                         break
                 if not running:
@@ -72,8 +74,12 @@ class RayExecutor:
             _cancel(running)
 
 
-def _as_task(function: Callable[[Any], Any]) -> Any:
-    return ray.remote(num_cpus=1, max_retries=_MAX_RETRIES, retry_exceptions=False)(function)
+def _as_task() -> Any:
+    return ray.remote(num_cpus=1, max_retries=_MAX_RETRIES, retry_exceptions=False)(_call)
+
+
+def _call(function: Callable[[Any], Any], entry: Any) -> Any:
+    return function(entry)
 
 
 def _get(reference: Any) -> Any:
