@@ -33,7 +33,7 @@ ArrayOrTensor = TypeVar("ArrayOrTensor")
 
 # Below this many tokens per run, one gather is faster than a Python loop of copies
 # (benchmarks/bench_index_runs.py).
-_SHORTEST_RUN_TO_COPY = 256
+_SHORTEST_RUN_TO_COPY = 2048
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -15,6 +15,7 @@ from numba import njit
 
 __all__ = [
     "Int64Array",
+    "deal_runs",
     "dual_chunk_runs",
     "expand",
     "first_falling_offset",
@@ -116,6 +117,35 @@ def first_wrong_token(runs: Int64Array, num_tokens: int) -> tuple[int, int]:
         if held != 1:
             return token, held
     return -1, 1
+
+
+@njit(cache=True, nogil=True)
+def deal_runs(
+    runs: Int64Array, ranks: Int64Array, order: Int64Array, num_ranks: int
+) -> tuple[Int64Array, Int64Array, Int64Array]:
+    """Sort runs by rank, keeping ``order`` within each, and merge adjacent ones.
+
+    Args:
+        runs: [K, 2], in any order.
+        ranks: [K], the rank of each run.
+        order: [K], the rows of ``runs`` in the order that every rank keeps.
+        num_ranks: R.
+
+    Returns:
+        Rows [K, 2], and where each rank's merged runs begin [R] and end [R] among them.
+    """
+    firsts = np.zeros(num_ranks, dtype=np.int64)
+    for row in range(len(ranks)):
+        if ranks[row] + 1 < num_ranks:
+            firsts[ranks[row] + 1] += 1
+    for rank in range(1, num_ranks):
+        firsts[rank] += firsts[rank - 1]
+    ends = firsts.copy()
+    dealt = np.empty((len(runs), 2), dtype=np.int64)
+    for row in order:
+        rank = ranks[row]
+        ends[rank] = _append(dealt, firsts[rank], ends[rank], runs[row, 0], runs[row, 1])
+    return dealt, firsts, ends
 
 
 @njit(cache=True, nogil=True)

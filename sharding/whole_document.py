@@ -28,7 +28,7 @@ from ringfeed.sharding.layout_contract import Layout, check_ranks, checked_offse
 from ringfeed.sharding.offsets import as_real_offsets
 from ringfeed.sharding.piece_cost import CAUSAL, PieceCost
 from ringfeed.sharding.placement_kernels import place_documents
-from ringfeed.sharding.run_kernels import Int64Array
+from ringfeed.sharding.run_kernels import Int64Array, deal_runs
 
 __all__ = ["WholeDocumentLayout"]
 
@@ -86,10 +86,12 @@ class WholeDocumentLayout(Layout):
             cp_size,
             (self.cost.per_token, self.cost.per_pair),
         )
-        by_rank = np.lexsort((runs[:, 0], ranks))
-        ends = np.cumsum(np.bincount(ranks, minlength=cp_size))
-        shares = np.split(runs[by_rank], ends[:-1])
-        return [IndexMap(share, num_tokens) for share in shares]
+        dealt, firsts, ends = deal_runs(runs, ranks, np.argsort(runs[:, 0], kind="stable"), cp_size)
+        dealt.flags.writeable = False
+        return [
+            IndexMap.from_merged(dealt[first:end], num_tokens, num_tokens // cp_size)
+            for first, end in zip(firsts.tolist(), ends.tolist(), strict=True)
+        ]
 
     def _placing_order(self, slots: Int64Array, is_real: Any, cp_size: int) -> tuple[Int64Array, int, int]:
         """Return the slots in placing order [N], how many of them are long, and how many real."""

@@ -39,5 +39,5 @@ def test_chunk_is_its_packs_slots_in_a_row(packs, multiple):
     chunk = concat_offsets(parts)
 
     for name in ("cu_seqlens", "cu_seqlens_padded"):
-        widths = [np.diff(getattr(part, name)).tolist() for part in parts]
-        assert np.diff(getattr(chunk, name)).tolist() == sum(widths, [])
+        widths = [np.diff(getattr(part, name)) for part in parts]
+        assert np.array_equal(np.diff(getattr(chunk, name)), np.concatenate(widths))

@@ -12,7 +12,7 @@ def share_out(slots, real, cp_size, threshold, cost):
     """Return the (start, stop) parts of each rank in placing order, by the rule's words."""
     starts = np.cumsum([0, *slots]).tolist()
     share = sum(slots) // cp_size
-    held = [[] for _ in range(cp_size)]
+    held: list[list] = [[] for _ in range(cp_size)]
     work, tokens = [0] * cp_size, [0] * cp_size
 
     def give(rank, slot, start, stop):

@@ -7,7 +7,7 @@ import torch
 from ringfeed.sharding.index_map import IndexMap, expand_runs, merge
 
 # Short runs are gathered and long ones copied, so that both ways are tested.
-WIDTHS = pytest.mark.parametrize("width", [1, 3, 1000], ids=["gathered", "gathered-3", "copied"])
+WIDTHS = pytest.mark.parametrize("width", [1, 3, 3000], ids=["gathered", "gathered-3", "copied"])
 
 
 def two_ranks(width):
@@ -116,6 +116,7 @@ def test_gradient_flows_back_to_the_taken_rows(width):
 
     outer.take(chunk).sum().backward()
 
+    assert chunk.grad is not None
     assert chunk.grad.tolist() == [1.0] * width + [0.0] * 2 * width + [1.0] * width
 
 
@@ -171,7 +172,7 @@ def test_gradient_flows_back_through_merge():
 
     (merge([outer, inner], parts) * torch.tensor([1.0, 2.0, 3.0, 4.0])).sum().backward()
 
-    assert [part.grad.tolist() for part in parts] == [[1.0, 4.0], [2.0, 3.0]]
+    assert [part.grad.tolist() for part in parts if part.grad is not None] == [[1.0, 4.0], [2.0, 3.0]]
 
 
 def test_replicas_merge_to_one_copy():
