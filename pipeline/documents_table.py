@@ -16,6 +16,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from ringfeed.pipeline.manifest import CorruptDataError
+from ringfeed.pipeline.token_files import DAMAGE
 
 __all__ = [
     "COLUMNS",
@@ -69,7 +70,7 @@ def map_documents(path: Path) -> Columns:
         # Checks buffer sizes, so that damaged metadata cannot point past the mapping.
         batch.validate()
         return {name: _as_array(batch.column(name), dtype) for name, dtype in COLUMNS.items()}
-    except (pa.ArrowException, OSError, KeyError) as error:
+    except DAMAGE as error:
         raise CorruptDataError(f"{path} cannot be read: {error}") from None
 
 

@@ -16,9 +16,12 @@ from numpy.typing import NDArray
 
 from ringfeed.pipeline.manifest import CorruptDataError
 
-__all__ = ["TOKEN_DTYPES", "map_tokens", "token_file_name", "write_token_file"]
+__all__ = ["DAMAGE", "TOKEN_DTYPES", "map_tokens", "token_file_name", "write_token_file"]
 
 TOKEN_DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype(np.uint16), "int32": np.dtype(np.int32)}
+
+DAMAGE = (pa.ArrowException, OSError, ValueError, KeyError, AttributeError, TypeError)
+"""What reading an Arrow file may raise when bytes of its metadata changed."""
 
 _ALIGNMENT = 64
 # The IPC writer aligns to 8 only. This text in the schema's metadata moves what follows.
@@ -50,7 +53,7 @@ def map_tokens(path: Path) -> NDArray[np.integer]:
     try:
         values = _values(path)
         return np.asarray(values.to_numpy(zero_copy_only=True))
-    except (pa.ArrowException, OSError, KeyError) as error:
+    except DAMAGE as error:
         raise CorruptDataError(f"{path} cannot be read: {error}") from None
 
 
