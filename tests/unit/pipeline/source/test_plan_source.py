@@ -1,0 +1,154 @@
+"""Views from a plan in process: only own runs are copied, damage is found, overlays take documents out."""
+
+import numpy as np
+import pytest
+
+from ringfeed.pipeline.corpus_writer import write_corpus
+from ringfeed.pipeline.manifest import CorruptDataError
+from ringfeed.pipeline.skip import skip_list
+
+
+def all_packs(source):
+    return [(s, p) for s in range(source.num_steps) for p in range(source.step_facts(s).num_packs)]
+
+
+def test_a_rank_copies_its_own_tokens_and_no_others(plan, open_source, documents):
+    copied = []
+    for rank in range(2):
+        source = open_source(plan)
+        for step, pack in all_packs(source):
+            source.pack_view(step, pack, cp_rank=rank)
+        copied.append(source.tokens_copied)
+
+    assert sum(copied) == sum(map(len, documents))
+    assert max(copied) < 0.6 * sum(copied)
+
+
+def test_what_is_held_is_one_views_own_share(plan, open_source):
+    source = open_source(plan)
+    source.pack_view(0, 0, cp_rank=0)
+
+    # 32 local tokens of 4 + 4 + 4 + 1 bytes, and no chunk of 64.
+    assert source.bytes_held == 32 * 13
+    source.close()
+    assert source.bytes_held == 0
+
+
+def test_a_flipped_token_is_found_when_its_document_is_touched(tmp_path, documents, make_plan, open_source):
+    from ringfeed.pipeline.plan import Plan
+    from ringfeed.pipeline.planner.options import PlanOptions
+    from ringfeed.pipeline.planner.run import run_plan
+
+    corpus = write_corpus(tmp_path / "corpus", documents, name="small", pad_id=9)
+    run_plan(
+        PlanOptions(
+            output=tmp_path / "plan", corpora=[corpus.path], pack_tokens=128, packs_per_step=2, max_cp=2
+        )
+    )
+    path = tmp_path / "corpus" / "tokens-00000.arrow"
+    data = bytearray(path.read_bytes())
+    place = data.find(documents[7].astype("<i4").tobytes())
+    data[place] ^= 1
+    path.write_bytes(data)
+    source = open_source(Plan.open(tmp_path / "plan"))
+
+    damaged = []
+    for step, pack in all_packs(source):
+        try:
+            source.pack_view(step, pack, cp_rank=0)
+        except CorruptDataError as error:
+            assert "document 7 of corpus 'small'" in str(error)  # noqa: PT017
+            damaged.append((step, pack))
+    holders = [(s, p) for s, p in all_packs(source) if 7 in source._plan.step_packs(s).pack(p).documents]
+    assert damaged == holders
+
+
+@pytest.mark.parametrize("boundary", ["next", "ignore"])
+def test_an_overlay_takes_documents_out_and_moves_nothing_else(make_plan, open_source, boundary):
+    plan = make_plan(boundary_label=boundary)
+    plain, other = open_source(plan), open_source(plan, overlay=skip_list([2, 11]))
+    for step in range(plain.num_steps):
+        before, after = plain.step_facts(step), other.step_facts(step)
+        assert (before.costs == after.costs).all()
+        for pack in range(before.num_packs):
+            lost = 0
+            for rank in range(2):
+                whole, part = (source.pack_view(step, pack, cp_rank=rank) for source in (plain, other))
+                pieces, whole, part = whole.pieces, whole.view, part.view
+                lost += whole.local_supervised - part.local_supervised
+                same = ~part.padding_mask
+                assert (whole.input_ids[same] == part.input_ids[same]).all()
+                assert (whole.labels[same] == part.labels[same]).all()
+                assert (whole.cu_seqlens_padded == part.cu_seqlens_padded).all()
+                assert part.documents.tolist() == [d for d in pieces.documents.tolist() if d not in (2, 11)]
+                assert (part.input_ids[part.padding_mask] == 9).all()
+            assert lost == int((before.supervised - after.supervised)[pack].sum())
+    assert other.overlay_digest == skip_list([11, 2]).digest
+    assert plain.overlay_digest == ""
+
+
+def test_a_skipped_document_is_not_read(plan, open_source, monkeypatch):
+    source = open_source(plan, overlay=skip_list([2]))
+    checked = []
+    monkeypatch.setattr(source._corpora, "check_document", checked.append)
+    for step, pack in all_packs(source):
+        source.pack_view(step, pack, cp_rank=0)
+
+    assert sorted(set(checked)) == [document for document in range(30) if document != 2]
+
+
+def test_the_all_padding_pack_has_one_slot_and_no_document(plan, open_source):
+    found = open_source(plan).pack_view(0, None, cp_rank=1)
+
+    assert (found.view.cu_seqlens.tolist(), found.view.cu_seqlens_padded.tolist()) == ([0, 0], [0, 64])
+    assert set(found.view.input_ids.tolist()) == {9}
+    assert set(found.view.labels.tolist()) == {-100}
+    assert found.view.padding_mask.all()
+    assert not found.view.position_ids.any()
+    assert (len(found.view.documents), len(found.pieces), found.view.local_supervised) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("step", "pack", "rank", "message"),
+    [
+        (99, 0, 0, "step 99 is not in"),
+        (0, 4, 0, "no pack 4"),
+        (0, -1, 0, "no pack -1"),
+        (0, 0, 2, "cp_rank=2"),
+    ],
+)
+def test_what_is_not_there_is_refused(plan, open_source, step, pack, rank, message):
+    with pytest.raises(ValueError, match=message):
+        open_source(plan).pack_view(step, pack, cp_rank=rank)
+
+
+def test_checked_documents_are_remembered_up_to_a_bound(plan, open_source, monkeypatch):
+    monkeypatch.setattr("ringfeed.pipeline.plan_source._CHECKED_KEPT", 3)
+    source = open_source(plan)
+    for step, pack in all_packs(source):
+        source.pack_view(step, pack, cp_rank=0)
+
+    assert len(source._checked) == 3
+
+
+def test_the_widest_pack_is_within_max_slots(plan, open_source):
+    source = open_source(plan)
+    widest = max(
+        len(source.pack_view(step, pack, cp_rank=0).view.cu_seqlens) - 1 for step, pack in all_packs(source)
+    )
+
+    assert widest in (source.max_slots(), source.max_slots() - 1)
+
+
+def test_a_tail_slot_is_there_exactly_when_room_is_left(plan, open_source):
+    source = open_source(plan)
+    seen = set()
+    for step, pack in all_packs(source):
+        found = source.pack_view(step, pack, cp_rank=0)
+        footprint = int((-(-found.pieces.lengths // 4) * 4).sum())
+        tails = len(found.view.cu_seqlens) - 1 - len(found.pieces)
+        assert tails == (footprint < 64)
+        if tails:
+            assert np.diff(found.view.cu_seqlens)[-1] == 0
+        seen.add(tails)
+    assert seen == {0, 1}
