@@ -22,9 +22,8 @@ import torch.distributed as dist
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from ringfeed.sharding.attention.block_attention import AttentionMask, block_attention
+from ringfeed.sharding.attention.block_attention import KeyRanges, block_attention
 from ringfeed.sharding.attention.gather import gather_rows
-from ringfeed.sharding.attention.query_blocks import plan_query_blocks
 from ringfeed.sharding.index_map import IndexMap, expand_runs
 from ringfeed.sharding.offsets import as_offsets, as_real_offsets
 
@@ -35,8 +34,16 @@ __all__ = ["AllGatherContext", "allgather_attention", "allgather_context"]
 class AllGatherContext:
     """What one rank's attention needs to know of a chunk. Made once, used by every layer."""
 
-    mask: AttentionMask
-    """Document ids and positions, local and global, and the query blocks."""
+    local_document_ids: Tensor
+    """int32 [L], slot of the chunk that each local token is in, -1 for padding."""
+    local_positions: Tensor
+    """int32 [L], offset of each local token in its slot, 0 for padding."""
+    global_document_ids: Tensor
+    """int32 [T], as ``local_document_ids``, for the chunk in chunk order."""
+    global_positions: Tensor
+    """int32 [T], as ``local_positions``, for the chunk in chunk order."""
+    key_ranges: KeyRanges
+    """The same mask, same document and not later, as one range of keys for each local token."""
     key_order: Tensor | None
     """int64 [T], the gathered row of each chunk token; None if they are in chunk order."""
     num_parts: int
@@ -45,30 +52,12 @@ class AllGatherContext:
     """Rows of the longest part."""
     cp_rank: int
 
-    @property
-    def local_document_ids(self) -> Tensor:
-        """int32 [L], slot of the chunk that each local token is in, -1 for padding."""
-        return self.mask.local_document_ids
-
-    @property
-    def local_positions(self) -> Tensor:
-        """int32 [L], offset of each local token in its slot, 0 for padding."""
-        return self.mask.local_positions
-
-    @property
-    def global_document_ids(self) -> Tensor:
-        """int32 [T], as ``local_document_ids``, for the chunk in chunk order."""
-        return self.mask.global_document_ids
-
-    @property
-    def global_positions(self) -> Tensor:
-        """int32 [T], as ``local_positions``, for the chunk in chunk order."""
-        return self.mask.global_positions
-
     def to(self, device: torch.device | str) -> "AllGatherContext":
         """Return the same context with its tensors on ``device``."""
+        names = ("local_document_ids", "local_positions", "global_document_ids", "global_positions")
+        moved = {name: getattr(self, name).to(device) for name in (*names, "key_ranges")}
         order = None if self.key_order is None else self.key_order.to(device)
-        return replace(self, mask=self.mask.to(device), key_order=order)
+        return replace(self, **moved, key_order=order)
 
 
 def allgather_context(
@@ -100,17 +89,17 @@ def allgather_context(
     # A rank that holds every token (cp 1, layout identity) has the keys already.
     parts = [local] if len(local) == num_tokens else [expand_runs(m.runs) for m in index_maps]
     part_length = max(len(part) for part in parts)
-    mask = AttentionMask(
+    order = _key_order(parts, num_tokens, part_length)
+    in_order = len(order) == len(parts) * part_length and bool((np.diff(order) == 1).all())
+    return AllGatherContext(
         local_document_ids=torch.from_numpy(documents[local]),
         local_positions=torch.from_numpy(positions[local]),
         global_document_ids=torch.from_numpy(documents),
         global_positions=torch.from_numpy(positions),
-        blocks=plan_query_blocks(starts[local], np.where(documents[local] < 0, 0, local + 1)),
-    )
-    order = _key_order(parts, num_tokens, part_length)
-    in_order = len(order) == len(parts) * part_length and bool((np.diff(order) == 1).all())
-    return AllGatherContext(
-        mask=mask,
+        # From the document's first token to the token itself. Pads of a slot come last, so none is in.
+        key_ranges=KeyRanges.plan(
+            starts[local], np.where(documents[local] < 0, 0, local + 1), num_keys=num_tokens
+        ),
         key_order=None if in_order else torch.from_numpy(order),
         num_parts=len(parts),
         part_length=part_length,
@@ -184,7 +173,7 @@ def allgather_attention(
         k, v = _gather_keys(k, v, context, _checked(group, context))
     elif context.key_order is not None:
         k, v = k.index_select(0, context.key_order), v.index_select(0, context.key_order)
-    return block_attention(q, k, v, mask=context.mask, scale=scale)
+    return block_attention(q, k, v, key_ranges=context.key_ranges, scale=scale)
 
 
 def _gather_keys(

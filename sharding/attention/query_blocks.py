@@ -30,6 +30,18 @@ class QueryBlock(NamedTuple):
     row_stop: int
     key_start: int
     key_stop: int
+    starts_differ: bool = False
+    """Whether some row may not see the block's first key. Blind rows do not count."""
+
+    @property
+    def rows(self) -> slice:
+        """The block's local rows."""
+        return slice(self.row_start, self.row_stop)
+
+    @property
+    def keys(self) -> slice:
+        """The block's keys, as chunk positions."""
+        return slice(self.key_start, self.key_stop)
 
     @property
     def num_pairs(self) -> int:
@@ -82,6 +94,7 @@ def _joined(granules: Iterator[QueryBlock]) -> Iterator[QueryBlock]:
             granule.row_stop,
             min(block.key_start, granule.key_start),
             max(block.key_stop, granule.key_stop),
+            starts_differ=block.starts_differ or granule.key_start != block.key_start,
         )
         extra = union.num_pairs - block.num_pairs - granule.num_pairs
         fits = union.row_stop - union.row_start <= _MAX_ROWS and union.num_pairs <= MASK_BUDGET
