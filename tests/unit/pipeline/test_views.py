@@ -1,10 +1,13 @@
 """Cutting one chunk for all ranks: what comes out, what is refused, what stays untouched."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from ringfeed.pipeline.thd import ThdChunk
 from ringfeed.pipeline.views import concat_views, cut_all, cut_chunk
+from ringfeed.sharding.index_map import IndexMap
 from ringfeed.sharding.layouts import make_layout
 
 OFFSETS = [0, 8, 24, 32]
@@ -56,12 +59,14 @@ def test_runs_out_of_chunk_order_are_cut_right():
     class Backwards:
         """Every rank holds two runs, the later one first."""
 
-        def index_maps(self, _offsets, **_options):
-            from ringfeed.sharding.index_map import IndexMap
+        def index_maps(self, cu_seqlens_padded, *, cp_size, **_options):
+            return [
+                IndexMap(np.array([[16 + 8 * r, 8], [8 * r, 8]], dtype=np.int64), int(cu_seqlens_padded[-1]))
+                for r in range(cp_size)
+            ]
 
-            return [IndexMap(np.array([[16 + 8 * r, 8], [8 * r, 8]], dtype=np.int64), 32) for r in range(2)]
-
-    first, second = cut_all(columns(), OFFSETS, layout=Backwards(), cp_size=2)
+    backwards: Any = Backwards()
+    first, second = cut_all(columns(), OFFSETS, layout=backwards, cp_size=2)
 
     assert first["input_ids"].tolist() == [*range(16, 24), *range(8)]
     assert second["kind"].tolist() == [n % 3 for n in [*range(24, 32), *range(8, 16)]]
@@ -121,7 +126,7 @@ def _broken_out(kind):
     out = cut_all(columns(), OFFSETS, layout="te", cp_size=2)
     if kind == "ranks":
         return out[:1]
-    changed = {
+    changed: dict[str, np.ndarray] = {
         "shape": np.empty(15, dtype=np.int64),
         "dtype": np.empty(16, dtype=np.int32),
         "stride": np.empty(32, dtype=np.int64)[::2],

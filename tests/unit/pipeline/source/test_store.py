@@ -157,6 +157,7 @@ def test_what_is_not_there_is_refused(plan, make_shards, step, pack, rank, messa
 
 def test_facts_of_the_run_are_the_plans(plan, make_shards):
     overlay = skip_list([3])
+    assert overlay is not None
     store = FileStore.open(make_shards(plan, overlay=overlay))
 
     assert store.overlay_digest == overlay.digest
