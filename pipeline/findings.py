@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ringfeed.pipeline.manifest import (
@@ -24,6 +23,7 @@ from ringfeed.pipeline.manifest import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+    from pathlib import Path
 
     from ringfeed.pipeline.executor import Executor
     from ringfeed.pipeline.progress import Progress
