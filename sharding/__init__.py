@@ -7,6 +7,8 @@ Read in this order:
 3. ``index_map``     what one rank got: a short list of ``(start, length)`` runs
 4. ``attention``     what an attention kernel needs to work on such a share
 
+``automodel`` has names of nemo-automodel's context parallelism, over the same layouts.
+
 All of it is arithmetic on lengths: no token values, no device, no process group. torch is imported
 only where a tensor is asked for, so importing this package does not import torch.
 """

@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-# What hands tensors to a trainer. Everything else in pipeline/ and sharding/ must do without torch.
+# What hands tensors to a trainer or takes them from it. Everything else in pipeline/ and sharding/ must do without torch.
 BRING_TORCH = {
     "ringfeed.pipeline.batch_builder",
     "ringfeed.pipeline.device",
     "ringfeed.pipeline.loader",
     "ringfeed.pipeline.loader_node",
     "ringfeed.pipeline.step_batch",
+    "ringfeed.sharding.automodel",
 }
 IMPORT_ALL = """
 import importlib, sys
@@ -29,6 +30,20 @@ code = main(sys.argv[1:])
 if heavy := {"torch", "ray"} & set(sys.modules):
     sys.exit(f"ringfeed {sys.argv[1:]} imports {heavy}")
 sys.exit(code)
+"""
+BUILD_VIEW = """
+import sys
+from ringfeed.pipeline.opening import OpenOptions, open_spec
+from ringfeed.pipeline.plan import Plan
+from ringfeed.pipeline.plan_source import PlanSource
+from ringfeed.sharding import make_layout
+plan = Plan.open(sys.argv[1])
+corpora = plan.open_corpora()
+spec = open_spec(plan, OpenOptions(layout=make_layout("te"), cp_size=2), pad_id=corpora.pad_id)
+view = PlanSource(plan, corpora, spec=spec).pack_view(0, 0, cp_rank=1).view
+assert len(view.input_ids) == spec.pack_slots // 2
+if heavy := {"torch", "ray"} & set(sys.modules):
+    sys.exit(f"building a view imports {heavy}")
 """
 
 
@@ -64,3 +79,17 @@ def test_help_imports_neither(arguments):
 
     assert result.returncode == 0, result.stderr
     assert "Usage" in result.stdout
+
+
+def test_ingest_plan_and_views_are_made_without_either(tmp_path):
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").write_text("one document")
+    corpus, plan = str(tmp_path / "corpus"), str(tmp_path / "plan")
+    sizes = ["--pack-tokens", "64", "--packs-per-step", "1", "--max-cp", "2", "--balance", "best_fit"]
+
+    for result in (
+        run(RUN_COMMAND, "ingest", str(tmp_path / "texts"), "-o", corpus),
+        run(RUN_COMMAND, "plan", corpus, "-o", plan, *sizes),
+        run(BUILD_VIEW, plan),
+    ):
+        assert result.returncode == 0, result.stderr
