@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-# What hands tensors to a trainer or takes them from it. Everything else in pipeline/ and sharding/ must do without torch.
+# What hands tensors to a trainer, or takes them from one. All else does without torch.
 BRING_TORCH = {
     "ringfeed.pipeline.batch_builder",
     "ringfeed.pipeline.device",
