@@ -8,9 +8,15 @@ import pytest
 
 from ringfeed.pipeline.corpus_writer import write_corpus
 from ringfeed.pipeline.loader import Loader
+from ringfeed.pipeline.opening import OpenOptions, open_spec
 from ringfeed.pipeline.plan import Plan
-from ringfeed.pipeline.planner.options import PlanOptions
+from ringfeed.pipeline.planner.options import Balance, PlanOptions
 from ringfeed.pipeline.planner.run import run_plan
+from ringfeed.pipeline.shard_writer import ShardTask, num_folders, shards_manifest, write_steps
+from ringfeed.pipeline.skip import skip_list
+from ringfeed.pipeline.staging import StagedFolder
+from ringfeed.pipeline.store import SHARDS_FORMAT
+from ringfeed.sharding.layouts import make_layout
 
 PAD = 0
 PACK_TOKENS = 128
@@ -32,7 +38,7 @@ class Run:
 
     def expected_pack(self, row, multiple, skipped=()):
         """One pack from the plan's table and the documents, token by token in plain Python."""
-        out = {"input_ids": [], "labels": [], "position_ids": [], "padding_mask": []}
+        out: dict[str, list] = {"input_ids": [], "labels": [], "position_ids": [], "padding_mask": []}
         real, slots, documents = [0], [0], []
         for document, start, length in zip(row["documents"], row["starts"], row["lengths"], strict=True):
             tokens = self.documents[document].tolist()
@@ -58,6 +64,24 @@ class Run:
         return {**out, "cu_seqlens": real, "cu_seqlens_padded": slots}
 
 
+def make_shards(plan_path, output, *, layout, cp_size, skipped=()):
+    """Pre-shard a whole plan, as ``ringfeed shard`` does on Ray."""
+    plan = Plan.open(plan_path)
+    asked = OpenOptions(layout=make_layout(layout), cp_size=cp_size)
+    with StagedFolder.open(output, format=SHARDS_FORMAT, made_from={"test": str(output)}) as staged:
+        task = ShardTask(
+            plan=plan.path,
+            folder=staged.path,
+            spec=open_spec(plan, asked, pad_id=PAD),
+            steps_per_folder=2,
+            overlay=skip_list(skipped),
+        )
+        folders = range(num_folders(plan, steps_per_folder=2))
+        entries = [entry for index in folders for entry in write_steps(task, index)]
+        staged.publish(shards_manifest(plan, task, entries))
+    return output
+
+
 def make_documents(seed, lengths):
     rng = np.random.default_rng(seed)
     return [rng.integers(1, 30_000, size=length, dtype=np.int32) for length in lengths]
@@ -78,9 +102,24 @@ def run(tmp_path_factory):
         pack_tokens=PACK_TOKENS,
         packs_per_step=PACKS_PER_STEP,
         max_cp=4,
-        balance="best_fit",
+        balance=Balance.BEST_FIT,
         slate_size=4,
         seed=3,
     )
     run_plan(options)
     return Run(plan=folder / "plan", documents=[*prose, *code], num_prose=len(prose))
+
+
+@pytest.fixture(scope="session")
+def shards(run, tmp_path_factory):
+    """Shards of the run by (layout, cp size, skipped documents), each made once."""
+    made = {}
+
+    def get(layout="te", cp_size=2, skipped=()):
+        key = (layout, cp_size, tuple(skipped))
+        if key not in made:
+            output = tmp_path_factory.mktemp("shards") / "out"
+            made[key] = make_shards(run.plan, output, layout=layout, cp_size=cp_size, skipped=skipped)
+        return made[key]
+
+    return get

@@ -88,8 +88,8 @@ def test_allgather_context_attends_within_documents(run):
     expected = torch.zeros_like(out)
     for i, start in enumerate(slots[:-1]):
         part = slice(start, start + real[i + 1] - real[i])
-        heads = [x[part].transpose(0, 1) for x in (q, k, v)]
-        alone = torch.nn.functional.scaled_dot_product_attention(*heads, is_causal=True)
+        queries, keys, values = (x[part].transpose(0, 1) for x in (q, k, v))
+        alone = torch.nn.functional.scaled_dot_product_attention(queries, keys, values, is_causal=True)
         expected[part] = alone.transpose(0, 1)
     torch.testing.assert_close(out, expected)
 

@@ -75,7 +75,7 @@ def test_missing_packs_of_the_last_step_are_all_padding(run):
 def test_every_rank_gets_its_packs_in_step_order(run, dp_size, packs_per_chunk):
     loaders = [run.load(dp_rank=d, dp_size=dp_size, packs_per_chunk=packs_per_chunk) for d in range(dp_size)]
     num_micro_batches = 8 // dp_size // packs_per_chunk
-    tables = {}
+    tables: dict[int, list] = {}
     for d, loader in enumerate(loaders):
         places = []
         for batch in loader:
@@ -102,7 +102,7 @@ def deal(rows, dp_size, packs_per_chunk):
 
 
 def test_counts_add_up_over_ranks_and_sources(run):
-    sums = {}
+    sums: dict[int, int] = {}
     infos = {}
     for dp_rank in range(2):
         for cp_rank in range(2):

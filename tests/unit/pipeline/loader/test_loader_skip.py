@@ -22,7 +22,7 @@ def skipped(run):
 def test_every_token_and_offset_is_as_worked_out_by_hand(run, skipped, tmp_path):
     loader = run.load(skip=skip_file(tmp_path, skipped), layout="contiguous")
 
-    packs = {}
+    packs: dict = {}
     for step in range(loader.num_steps):
         for row in run.step_rows(step):
             expected, documents = run.expected_pack(row, 1, skipped)
@@ -47,7 +47,8 @@ def test_slots_stay_where_they_were(run, skipped, tmp_path):
 
 def test_counts_are_made_anew(run, skipped, tmp_path):
     path = skip_file(tmp_path, skipped)
-    sums, infos = {}, {}
+    sums: dict[int, int] = {}
+    infos = {}
     for cp_rank in range(2):
         for batch in run.load(skip=path, cp_rank=cp_rank, cp_size=2):
             step = batch.info.step
