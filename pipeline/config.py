@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from ringfeed.pipeline.ingest import IngestOptions
+from ringfeed.pipeline.ingest_options import IngestOptions
 from ringfeed.pipeline.planner.options import Balance, Overflow, PlanOptions
 from ringfeed.pipeline.sources.encoding import EncodingErrors
 
