@@ -51,9 +51,9 @@ def run_app(app: typer.Typer, argv: Sequence[str] | None) -> int:
     try:
         code = typer.main.get_command(app).main(args=arguments, prog_name="ringfeed", standalone_mode=False)
     except typer.Exit as stop:
-        return stop.exit_code
+        code = stop.exit_code
     except (KeyboardInterrupt, typer.Abort):
-        return _fail(arguments, "interrupted; run the same command again to go on", INTERRUPTED)
+        code = INTERRUPTED
     except BrokenPipeError:
         # Somebody closed our output, as `| head` does. Python would complain once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -63,6 +63,9 @@ def run_app(app: typer.Typer, argv: Sequence[str] | None) -> int:
         if told is None:
             raise
         return _fail(arguments, *told)
+    # typer turns a KeyboardInterrupt into this code, and says nothing.
+    if code == INTERRUPTED:
+        return _fail(arguments, "interrupted; run the same command again to go on", INTERRUPTED)
     return code if isinstance(code, int) else DONE
 
 
