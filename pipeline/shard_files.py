@@ -126,7 +126,8 @@ class FolderFacts:
     costs: npt.NDArray[np.int64]
     supervised: npt.NDArray[np.int64]
     """int64 [K, S]"""
-    chains: list[str]
+    chains: pa.StringArray
+    """Chain value of each row's step. Left in Arrow: a Python string per pack would be most of the memory."""
 
     @classmethod
     def of_steps(cls, steps: Sequence[StepFacts]) -> FolderFacts:
@@ -136,7 +137,7 @@ class FolderFacts:
             slates=np.concatenate([facts.slates for facts in steps]),
             costs=np.concatenate([facts.costs for facts in steps]),
             supervised=np.concatenate([facts.supervised for facts in steps]),
-            chains=[facts.chain for facts in steps for _ in range(facts.num_packs)],
+            chains=pa.array([facts.chain for facts in steps for _ in range(facts.num_packs)], pa.string()),
         )
 
     def rows(self, step: int) -> tuple[int, int]:
@@ -152,7 +153,7 @@ class FolderFacts:
             slates=self.slates[first:last],
             costs=self.costs[first:last],
             supervised=self.supervised[first:last],
-            chain=self.chains[first],
+            chain=self.chains[first].as_py(),
         )
 
     def write(self, path: Path) -> None:
@@ -164,9 +165,9 @@ class FolderFacts:
             "slate": self.slates,
             "cost": self.costs,
             **{f"supervised_{s}": self.supervised[:, s].copy() for s in range(self.supervised.shape[1])},
-            "chain": self.chains,
         }
-        _write_table(path, pa.RecordBatch.from_pydict({name: pa.array(c) for name, c in columns.items()}))
+        arrays = {name: pa.array(column) for name, column in columns.items()}
+        _write_table(path, pa.RecordBatch.from_pydict({**arrays, "chain": self.chains}))
 
     @classmethod
     def read(cls, data: bytes) -> FolderFacts:
@@ -178,7 +179,7 @@ class FolderFacts:
             slates=batch.column("slate").to_numpy(),
             costs=batch.column("cost").to_numpy(),
             supervised=np.stack([batch.column(name).to_numpy() for name in sources], axis=1),
-            chains=batch.column("chain").to_pylist(),
+            chains=batch.column("chain"),
         )
 
 
