@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ringfeed.sharding.index_map import IndexMap
     from ringfeed.sharding.layouts import Layout
 
-__all__ = ["RankView", "concat_views", "cut_all", "cut_chunk", "padding_view"]
+__all__ = ["RankView", "concat_views", "cut_all", "cut_chunk", "cut_columns", "padding_view"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
