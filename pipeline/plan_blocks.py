@@ -41,6 +41,7 @@ FOOTPRINT_MULTIPLES = tuple(1 << power for power in range(11))
 _FACTS_KEY = b"ringfeed.plan_block"
 # Level 1 is a few per cent larger and several times faster than 9 (docs/plan_format.md).
 _CODEC = pa.Codec("zstd", compression_level=1)
+_ONE_THREAD = pa.ipc.IpcReadOptions(use_threads=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,7 +118,7 @@ def write_block(path: Path, rows: PackRows, facts: BlockFacts) -> None:
     """Write ``rows`` with ``facts`` to ``path``, the same bytes for the same rows."""
     schema = SCHEMA.with_metadata({_FACTS_KEY: facts.encode()})
     batch = rows.to_table().combine_chunks().to_batches()[0].replace_schema_metadata(schema.metadata)
-    options = pa.ipc.IpcWriteOptions(compression=_CODEC)
+    options = pa.ipc.IpcWriteOptions(compression=_CODEC, use_threads=False)
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema, options=options) as writer:
         writer.write_batch(batch)
 
@@ -137,7 +138,7 @@ def read_block(folder: Path, entry: FileEntry) -> Block:
             f"{path} has xxh3_64 {found}, the plan's manifest says {entry.xxh3_64}: a byte of it changed; "
             f"restore it from a copy or make {folder} again"
         )
-    with pa.ipc.open_file(pa.BufferReader(content)) as reader:
+    with pa.ipc.open_file(pa.BufferReader(content), options=_ONE_THREAD) as reader:
         table = reader.read_all()
     facts = BlockFacts.decode(table.schema.metadata[_FACTS_KEY])
     table = table.replace_schema_metadata(None)
@@ -146,13 +147,13 @@ def read_block(folder: Path, entry: FileEntry) -> Block:
 
 def read_block_facts(path: Path) -> BlockFacts:
     """Return the facts of a block, reading none of its rows and checking no hash."""
-    with pa.OSFile(str(path), "rb") as source, pa.ipc.open_file(source) as reader:
+    with pa.memory_map(str(path)) as source, pa.ipc.open_file(source, options=_ONE_THREAD) as reader:
         return BlockFacts.decode(reader.schema.metadata[_FACTS_KEY])
 
 
 def read_columns(path: Path, names: list[str]) -> pa.Table:
     """Return some columns of a block, decoding no others and checking no hash."""
     fields = [SCHEMA.get_field_index(name) for name in names]
-    options = pa.ipc.IpcReadOptions(included_fields=fields)
+    options = pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False)
     with pa.memory_map(str(path)) as source, pa.ipc.open_file(source, options=options) as reader:
         return reader.read_all()

@@ -113,7 +113,7 @@ class LengthsTable:
             raise ValueError(f"lengths={path} holds {shown}, needs integers in one dimension")
         source = SourceRef(
             kind="lengths",
-            name=path.stem,
+            name="lengths",
             fingerprint=_digest_lengths(path, array),
             num_documents=len(array),
         )

@@ -110,7 +110,9 @@ class PlanOptions:
     @property
     def document_multiple(self) -> int:
         """Return m: every piece takes a multiple of m slots."""
-        return self.pad_multiple if self.pad_multiple is not None else 2 * (self.max_cp or 1)
+        if self.max_cp is not None:
+            return 2 * self.max_cp
+        return self.pad_multiple or 1
 
     @property
     def packs_per_slate(self) -> int:
@@ -125,8 +127,9 @@ class PlanOptions:
     def _check_multiple(self) -> None:
         if (self.max_cp is None) == (self.pad_multiple is None):
             raise ValueError("plan needs max_cp (pads to 2 * max_cp) or pad_multiple, one of the two")
-        reason = "pad_multiple" if self.max_cp is None else f"2 * max_cp={self.max_cp}"
-        _check_positive("pad_multiple", self.document_multiple)
+        name = "pad_multiple" if self.max_cp is None else "max_cp"
+        _check_positive(name, getattr(self, name))
+        reason = name if self.max_cp is None else f"2 * max_cp={self.max_cp}"
         if self.pack_tokens % self.document_multiple:
             below = self.pack_tokens // self.document_multiple * self.document_multiple
             nearest = [n for n in (below, below + self.document_multiple) if n > 0]

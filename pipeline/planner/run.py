@@ -159,7 +159,7 @@ def _other_files(folder: Path, num_blocks: int) -> list[FileEntry]:
 
 
 def _num_rows(path: Path) -> int:
-    with pa.OSFile(str(path), "rb") as source, pa.ipc.open_file(source) as reader:
+    with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as reader:
         return sum(reader.get_batch(i).num_rows for i in range(reader.num_record_batches))
 
 

@@ -62,7 +62,7 @@ def write_snapshot(path: Path, snapshot: Snapshot) -> None:
     ]
     batch = pa.RecordBatch.from_arrays([pa.array(column) for column in columns], _COLUMNS)
     batch = batch.replace_schema_metadata({_STATE_KEY: json.dumps(state, separators=(",", ":")).encode()})
-    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    options = pa.ipc.IpcWriteOptions(compression="zstd", use_threads=False)
     with (
         write_atomically(path) as temporary,
         pa.OSFile(str(temporary), "wb") as sink,
@@ -73,7 +73,7 @@ def write_snapshot(path: Path, snapshot: Snapshot) -> None:
 
 def read_snapshot(path: Path) -> Snapshot:
     """Return the snapshot at ``path``."""
-    with pa.OSFile(str(path), "rb") as source, pa.ipc.open_file(source) as reader:
+    with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as reader:
         batch = reader.get_batch(0)
         state = json.loads(reader.schema.metadata[_STATE_KEY])
     # Copied: the arrays must not depend on the reader's buffers.

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from ringfeed.pipeline.chain import next_link
-from ringfeed.pipeline.manifest import CorruptDataError, FileEntry, check_file, file_entry
+from ringfeed.pipeline.manifest import FileEntry, check_file, file_entry
 from ringfeed.pipeline.plan_blocks import (
     FOOTPRINT_MULTIPLES,
     BlockFacts,
@@ -58,7 +58,8 @@ def _finished_block(folder: Path, number: int) -> Snapshot | None:
         snapshot = read_snapshot(path)
         if snapshot.finished is not None:
             check_file(folder, snapshot.finished)
-    except (CorruptDataError, pa.ArrowException):
+    except (ValueError, KeyError, OSError):
+        # What Arrow, JSON and the hash say of damaged bytes.
         return None
     return snapshot
 
@@ -88,7 +89,8 @@ class PlanWriter:
         self._chain = snapshot.chain
         self._finished: FileEntry | None = snapshot.finished
         self._block = _OpenBlock(snapshot)
-        write_snapshot(folder / snapshot_name(number), snapshot)
+        if not (folder / snapshot_name(number)).exists():
+            write_snapshot(folder / snapshot_name(number), snapshot)
 
     @property
     def num_blocks(self) -> int:
@@ -101,7 +103,7 @@ class PlanWriter:
             # So that a plan with more epochs can go on from the state before the flush.
             self._close(window, steps_done=0)
         first = steps_done
-        if steps_done == 0:
+        if window.num_steps == 0:
             self._block.losses.append(window.losses)
         for step in range(steps_done, window.num_steps):
             num_pieces = int(tally.pieces[step])
@@ -109,6 +111,9 @@ class PlanWriter:
                 self._collect(window, rows, tally, slice(first, step))
                 self._close(window, steps_done=step)
                 first = step
+            if step == 0:
+                # With the first step, so that whoever plans its block again finds them again.
+                self._block.losses.append(window.losses)
             low, high = window.first_packs[step : step + 2].tolist()
             self._chain = next_link(self._chain, rows.step_packs(low, high, chain=""))
             self._block.chains.append(self._chain)
@@ -168,6 +173,6 @@ class PlanWriter:
 def _write_losses(path: Path, losses: Losses) -> None:
     """Name the documents that were dropped or truncated: document, epoch, tokens lost."""
     table = pa.table({"document": losses.documents, "epoch": losses.epochs, "tokens": losses.tokens})
-    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    options = pa.ipc.IpcWriteOptions(compression="zstd", use_threads=False)
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema, options=options) as writer:
         writer.write_table(table)

@@ -1,0 +1,115 @@
+"""``kill -9`` and a full disk in the middle of planning: a rerun ends with the same bytes."""
+
+import errno
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ringfeed.pipeline.plan import Plan
+from ringfeed.pipeline.planner import writer
+from ringfeed.pipeline.planner.options import BlockLimits, PlanOptions
+from ringfeed.pipeline.planner.run import run_plan
+
+# Dies with the n-th file that would get its final name.
+KILLED_RUN = """
+import os, signal, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from test_plan_kill import make_plan
+
+replace, left = Path.replace, int(sys.argv[3])
+
+def dying_replace(self, target):
+    global left
+    left -= 1
+    if left == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return replace(self, target)
+
+Path.replace = dying_replace
+make_plan(Path(sys.argv[2]), name="killed")
+"""
+
+
+def make_plan(folder, *, name):
+    lengths = folder / "lengths.npy"
+    if not lengths.exists():
+        np.save(lengths, np.random.default_rng(0).integers(1, 5000, size=4000))
+    options = PlanOptions(
+        lengths=lengths,
+        output=folder / name,
+        pack_tokens=4096,
+        packs_per_step=8,
+        max_cp=4,
+        balance="best_fit",
+        seed=1,
+        window=8,
+        block_limits=BlockLimits(steps=60, pieces=10_000),
+    )
+    run_plan(options)
+    return options.output
+
+
+def content(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_killed_again_and_again_a_plan_ends_with_the_same_bytes(tmp_path):
+    whole = make_plan(tmp_path, name="whole")
+    command = [sys.executable, "-c", KILLED_RUN, str(Path(__file__).parent), str(tmp_path)]
+    # First the request and a snapshot; then every run gets a block further, and half of the next one.
+    kills = 0
+    while subprocess.run([*command, "3"], check=False).returncode == -signal.SIGKILL:
+        kills += 1
+        assert not (tmp_path / "killed").exists()
+        with pytest.raises(ValueError, match="half-written"):
+            Plan.open(tmp_path / "killed")
+        assert kills < 20
+
+    assert kills >= 3
+    assert content(tmp_path / "killed") == content(whole)
+
+
+def test_a_full_disk_ends_the_run_and_a_rerun_goes_on(tmp_path, monkeypatch):
+    whole = make_plan(tmp_path, name="whole")
+    write_block, calls = writer.write_block, []
+
+    def full_disk(path, rows, facts):
+        calls.append(path)
+        if len(calls) == 2:
+            path.write_bytes(b"half a block")
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write_block(path, rows, facts)
+
+    monkeypatch.setattr(writer, "write_block", full_disk)
+    with pytest.raises(OSError, match="No space left"):
+        make_plan(tmp_path, name="full")
+    assert not (tmp_path / "full").exists()
+    make_plan(tmp_path, name="full")
+
+    # The first block was not planned again.
+    assert calls.count(calls[0]) == 1
+    assert content(tmp_path / "full") == content(whole)
+
+
+def test_a_block_that_was_damaged_while_the_planner_was_down_is_planned_again(tmp_path, monkeypatch):
+    whole = make_plan(tmp_path, name="whole")
+    monkeypatch.setattr("ringfeed.pipeline.planner.run._manifest", stop)
+    with pytest.raises(KeyboardInterrupt):
+        make_plan(tmp_path, name="damaged")
+    monkeypatch.undo()
+    block = tmp_path / "damaged.partial" / "block-00001.arrow"
+    damage = bytearray(block.read_bytes())
+    damage[1000] ^= 1
+    block.write_bytes(damage)
+    make_plan(tmp_path, name="damaged")
+
+    assert content(tmp_path / "damaged") == content(whole)
+
+
+def stop(*_args):
+    raise KeyboardInterrupt

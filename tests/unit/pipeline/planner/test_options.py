@@ -1,0 +1,85 @@
+"""What a user may ask for."""
+
+from pathlib import Path
+
+import pytest
+
+from ringfeed.pipeline.planner.options import Balance, BlockLimits, Overflow, PlanOptions
+
+
+def options(**asked):
+    defaults = {"output": Path("p"), "corpora": [Path("c")], "pack_tokens": 8192, "packs_per_step": 8}
+    if "pad_multiple" not in asked:
+        defaults["max_cp"] = 2
+    return PlanOptions(**{**defaults, **asked})
+
+
+def test_max_cp_pads_to_twice_itself():
+    assert options(max_cp=8).document_multiple == 16
+
+
+def test_pack_tokens_between_two_multiples_names_both():
+    with pytest.raises(ValueError, match=r"pack_tokens=8193 is not a multiple of 16 .*\[8192, 8208\]"):
+        options(pack_tokens=8193, max_cp=8)
+
+
+def test_pack_tokens_below_the_multiple_names_the_only_neighbour():
+    with pytest.raises(ValueError, match=r"pack_tokens=5 is not a multiple of 12 \(pad_multiple\).*\[12\]"):
+        options(pack_tokens=5, pad_multiple=12)
+
+
+@pytest.mark.parametrize("multiple", [1, 3, 12, 1000])
+def test_any_multiple_is_legal(multiple):
+    assert options(pack_tokens=3000, pad_multiple=multiple).document_multiple == multiple
+
+
+def test_a_slate_that_does_not_divide_the_step_names_those_that_do():
+    with pytest.raises(ValueError, match=r"slate_size=3 .*packs_per_step=8; valid: \[1, 2, 4, 8\]"):
+        options(slate_size=3)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"pack_tokens": 0},
+        {"packs_per_step": 0},
+        {"window": 0},
+        {"epochs": 0},
+        {"max_cp": 0},
+        {"slate_size": 0},
+        {"seed": -1},
+        {"seed": 2**64},
+        {"pack_tokens": 2**31},
+        {"balance": "given"},
+        {"overflow": "cut"},
+        {"positions": "start"},
+        {"boundary_label": "none"},
+        {"corpora": []},
+        {"lengths": Path("x.npy")},
+        {"max_cp": None},
+        {"pad_multiple": 2, "max_cp": 2},
+    ],
+    ids=str,
+)
+def test_senseless_options_are_refused_with_their_name(asked):
+    name = {"corpora": "corpora", "lengths": "corpora", "max_cp": "max_cp|pad_multiple"}.get(
+        next(iter(asked)), next(iter(asked))
+    )
+    with pytest.raises(ValueError, match=name):
+        options(**asked)
+
+
+def test_words_become_choices():
+    asked = options(balance="concat", overflow="drop")
+
+    assert (asked.balance, asked.overflow) == (Balance.CONCAT, Overflow.DROP)
+
+
+def test_work_runs_best_fit_until_it_is_there():
+    assert options().balance is Balance.WORK
+    assert options().strategy is Balance.BEST_FIT
+
+
+def test_a_block_holds_at_least_one_step():
+    with pytest.raises(ValueError, match="steps must be at least 1"):
+        BlockLimits(steps=0)
