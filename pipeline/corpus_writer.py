@@ -51,7 +51,7 @@ def publish_corpus(
 
     Args:
         staged: the folder; ``inputs.arrow`` is in it.
-        writer: all documents are appended.
+        writer: has all documents.
         shaped_by: what decided the tokens (tokenizer, policies): goes into the fingerprint.
         facts: ``name``, ``pad_id``, ``tokenizer``, ``token_dtype``.
     """
@@ -66,16 +66,17 @@ def publish_corpus(
         **counts,
         **shaped_by,
     }
-    num_inputs = pa.ipc.open_file(pa.memory_map(str(staged.path / INPUTS_FILE))).read_all().num_rows
+    num_inputs = _count_rows(staged.path / INPUTS_FILE)
+    files = (
+        file_entry(staged.path, DOCUMENTS_FILE, writer.state.num_documents),
+        file_entry(staged.path, INPUTS_FILE, num_inputs),
+        *writer.entries,
+    )
     manifest = Manifest(
         format=CORPUS_FORMAT,
         fingerprint=fingerprint(made_from),
         made_from=made_from,
-        files=(
-            file_entry(staged.path, DOCUMENTS_FILE, writer.state.num_documents),
-            file_entry(staged.path, INPUTS_FILE, num_inputs),
-            *writer.entries,
-        ),
+        files=files,
         facts={
             **facts,
             **counts,
@@ -121,16 +122,21 @@ def write_corpus(  # noqa: PLR0913  (each one is a fact about the corpus)
         write_inputs(staged.path / INPUTS_FILE, sources=[0], names=["memory"], sizes=[0])
         writer = DocumentWriter(staged, token_dtype=token_dtype, token_file_bytes=token_file_bytes)
         try:
-            for batch in _batches_of(documents, TOKEN_DTYPES[token_dtype]):
-                writer.append(batch)
+            _append_all(writer, documents, TOKEN_DTYPES[token_dtype])
         except ValueError:
             staged.discard()
             raise
-        if writer.num_documents == 0:
-            staged.discard()
-            raise ValueError(f"{path}: a corpus needs a document with a token, none was given")
         publish_corpus(staged, writer, shaped_by=shaped_by, facts={"name": name, **shaped_by})
     return Corpus.open(path)
+
+
+def _append_all(
+    writer: DocumentWriter, documents: Iterable[NDArray[np.integer]], dtype: np.dtype[Any]
+) -> None:
+    for batch in _batches_of(documents, dtype):
+        writer.append(batch)
+    if writer.num_documents == 0:
+        raise ValueError("a corpus needs a document with a token, none was given")
 
 
 def _batches_of(documents: Iterable[NDArray[np.integer]], dtype: np.dtype[Any]) -> Iterator[TokenBatch]:
@@ -159,3 +165,8 @@ def _batches_of(documents: Iterable[NDArray[np.integer]], dtype: np.dtype[Any]) 
             skipped_empty=1 - num,
             skipped_encoding=0,
         )
+
+
+def _count_rows(path: Path) -> int:
+    with pa.memory_map(str(path)) as source:
+        return int(pa.ipc.open_file(source).read_all().num_rows)

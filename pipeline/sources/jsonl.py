@@ -101,6 +101,8 @@ def _value(line: bytes, column: ColumnChoice) -> Any:
     # Bytes that are no UTF-8 survive as surrogates; the policy for them comes later.
     try:
         row = json.loads(line.decode("utf-8", "surrogateescape"))
+    except json.JSONDecodeError as error:
+        raise InputError(f"no JSON ({error.msg} at column {error.colno}): {_shown(line)}") from None
     except (ValueError, RecursionError) as error:
         raise InputError(f"no JSON ({error}): {_shown(line)}") from None
     if not isinstance(row, dict):

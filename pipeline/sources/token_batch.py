@@ -41,7 +41,7 @@ class TokenBatch:
 
 def hash_documents(tokens: NDArray[np.integer], lengths: NDArray[np.int64]) -> NDArray[np.uint64]:
     """Return xxh3_64 of each document's bytes: flat tokens, int64 [n] -> uint64 [n]."""
-    data = memoryview(np.ascontiguousarray(tokens)).cast("B")
+    data = np.ascontiguousarray(tokens).data.cast("B")
     ends = (np.cumsum(lengths) * tokens.itemsize).tolist()
     digest, start = xxhash.xxh3_64_intdigest, 0
     out = np.empty(len(ends), dtype=np.uint64)

@@ -2,6 +2,7 @@
 
 import gc
 import re
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +13,7 @@ from ringfeed.pipeline.corpus_writer import write_corpus
 from ringfeed.pipeline.manifest import CorruptDataError, check_file
 
 DOCUMENTS = [np.arange(n) + 10 * n for n in (3, 1, 200, 7, 64, 2)]
-UINT16 = {"token_dtype": "uint16"}
+UINT16: dict[str, Any] = {"token_dtype": "uint16"}
 
 
 @pytest.fixture

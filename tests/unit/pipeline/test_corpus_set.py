@@ -1,6 +1,7 @@
 """Several corpora under global ids."""
 
 import ctypes
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from ringfeed.pipeline.corpus_writer import write_corpus
 from ringfeed.pipeline.manifest import CorruptDataError
 
 WEB = [np.arange(n) + n for n in (3, 50, 8)]
-UINT16 = {"token_dtype": "uint16"}
+UINT16: dict[str, Any] = {"token_dtype": "uint16"}
 CODE = [np.arange(n) + 1000 for n in (4, 60)]
 
 

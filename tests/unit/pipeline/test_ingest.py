@@ -32,8 +32,8 @@ def tree(tmp_path):
 
 
 def ingest(*sources, output, progress=None, executor=None, **options):
-    options = IngestOptions(sources=sources, output=output, **options)
-    return run_ingest(options, progress=progress or SilentProgress(), executor=executor)
+    asked = IngestOptions(sources=sources, output=output, **options)
+    return run_ingest(asked, progress=progress or SilentProgress(), executor=executor)
 
 
 def texts_of(corpus):

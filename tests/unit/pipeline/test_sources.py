@@ -27,7 +27,8 @@ def reader_of(column, errors=EncodingErrors.FAIL):
 def read(paths, column=TEXT, *, part_bytes=1 << 20, errors=EncodingErrors.FAIL):
     """Return (source, file, row, tokens) of all documents, and (empty, not UTF-8) counts."""
     reader = reader_of(column, errors)
-    documents, skipped, next_row = [], np.zeros(2, dtype=int), 0
+    documents: list[tuple] = []
+    skipped, next_row = np.zeros(2, dtype=int), 0
     for part in cut_parts(list_inputs(paths), part_bytes=part_bytes):
         batch = reader(part)
         first_row = next_row if batch.first_row is None else batch.first_row
@@ -99,7 +100,7 @@ def test_text_files_are_one_document_each_and_empty_ones_are_counted(tree, part_
 @pytest.mark.parametrize("newline", ["\n", "\r\n"])
 def test_jsonl_text_in_parts_of_any_size(tmp_path, part_bytes, newline):
     texts = ["first", "naïve ☃", "", None, 'quote " and \n newline', "x" * 100]
-    lines = [json.dumps({"id": i, "text": t}, ensure_ascii=i % 2) for i, t in enumerate(texts)]
+    lines = [json.dumps({"id": i, "text": t}, ensure_ascii=i % 2 == 1) for i, t in enumerate(texts)]
     lines.insert(1, "  ")
     (tmp_path / "a.jsonl").write_bytes(b"\xef\xbb\xbf" + newline.join(lines).encode())
     (tmp_path / "b.jsonl").write_text(json.dumps({"text": "next file"}) + newline)
