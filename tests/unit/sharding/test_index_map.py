@@ -193,6 +193,13 @@ def test_merge_names_the_first_token_that_is_held_twice():
         merge([twice, twice], [np.zeros(2), np.zeros(2)])
 
 
+def test_a_replica_beside_a_share_does_not_tile():
+    everything, half = IndexMap(np.array([[0, 4]]), 4), IndexMap(np.array([[2, 2]]), 4)
+
+    with pytest.raises(ValueError, match="token 2 is held 2 times"):
+        merge([everything, half], [np.zeros(4), np.zeros(2)])
+
+
 def test_merge_names_the_first_token_that_is_held_by_nobody():
     outer, _ = two_ranks(1)
 
