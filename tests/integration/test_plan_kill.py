@@ -48,7 +48,7 @@ def make_plan(folder, *, name):
         balance="best_fit",
         seed=1,
         window=8,
-        block_limits=BlockLimits(steps=60, pieces=10_000),
+        block_limits=BlockLimits(steps=100, pieces=10_000),
     )
     run_plan(options)
     return options.output
