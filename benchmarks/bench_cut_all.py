@@ -2,8 +2,10 @@
 
 Run:   OMP_NUM_THREADS=1 python benchmarks/bench_cut_all.py
 Read:  one JSON line per case. The two are timed in turns in one run, on one thread, over buffers that
-       are rotated past the last-level cache; ``ratio`` is median by median. Index maps are computed in
-       every call. Target: layout te at most 4 times the copy.
+       are rotated past the last-level cache. ``ratio`` is median by median of wall time, ``cpu_ratio``
+       of the thread's CPU time: on a machine with other work the longer call is interrupted more often,
+       and only the second says what the code costs. Index maps are computed in every call. Target: layout
+       te at most 4 times the copy.
        Beside nemo-automodel's conversion: benchmarks/peer_cut_all.py.
 """
 
@@ -49,16 +51,32 @@ def batch_offsets() -> npt.NDArray[np.int32]:
 
 def in_turns(calls: dict[str, Callable[[int], object]]) -> dict[str, dict[str, float]]:
     """Time every call once a round, so that a busy moment hits all of them; microseconds."""
-    times: dict[str, list[float]] = {name: [] for name in calls}
+    wall: dict[str, list[float]] = {name: [] for name in calls}
+    cpu: dict[str, list[float]] = {name: [] for name in calls}
     for round_number in range(ROUNDS + NUM_SETS):
         for name, call in calls.items():
-            start = time.perf_counter_ns()
+            start, cpu_start = time.perf_counter_ns(), time.thread_time_ns()
             call(round_number % NUM_SETS)
+            cpu_time, wall_time = time.thread_time_ns() - cpu_start, time.perf_counter_ns() - start
             if round_number >= NUM_SETS:
-                times[name].append((time.perf_counter_ns() - start) / 1e3)
+                wall[name].append(wall_time / 1e3)
+                cpu[name].append(cpu_time / 1e3)
     return {
-        name: {"median_us": statistics.median(t), "lowest_us": min(t), "highest_us": max(t)}
-        for name, t in times.items()
+        name: {
+            "median_us": statistics.median(wall[name]),
+            "lowest_us": min(wall[name]),
+            "highest_us": max(wall[name]),
+            "cpu_median_us": statistics.median(cpu[name]),
+        }
+        for name in calls
+    }
+
+
+def times(found: dict[str, dict[str, float]], one: str, other: str) -> dict[str, float]:
+    """Return how many times as long ``one`` takes as ``other``, by wall and by CPU time."""
+    return {
+        "ratio": round(found[one]["median_us"] / found[other]["median_us"], 2),
+        "cpu_ratio": round(found[one]["cpu_median_us"] / found[other]["cpu_median_us"], 2),
     }
 
 
@@ -83,7 +101,7 @@ def bench(layout_name: str, offsets: npt.NDArray[np.int32], sources: list[Column
     found = in_turns({"memcpy": copy, "cut_all": cut})
     report = {
         "case": f"cut_all/{layout_name}",
-        "ratio": round(found["cut_all"]["median_us"] / found["memcpy"]["median_us"], 2),
+        **times(found, "cut_all", "memcpy"),
         **{f"{name}_{key}": round(value, 1) for name, one in found.items() for key, value in one.items()},
         "runs": sum(len(index_map.runs) for index_map in maps),
         "tokens": int(offsets[-1]),

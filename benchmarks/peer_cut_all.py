@@ -1,10 +1,11 @@
 """Time the way from a BSHD batch to all ranks' views beside nemo-automodel's own conversion.
 
 Run:   OMP_NUM_THREADS=1 benchmarks/.venv/bin/python benchmarks/peer_cut_all.py
-Read:  one JSON line. The peer's side is ``process_input_for_thd`` once, then per rank what its
-       ``_shard_thd_chunk_for_te`` does: one index_select per column and int64 copies. The indices, which
-       it gets from a TransformerEngine kernel, are made beforehand and not counted: in its favour.
-       ``cut_all`` is given the same rows and computes its index maps in every call.
+Read:  one JSON line; ``ratio`` and ``cpu_ratio`` say how many times as long the peer takes. Its side is
+       ``process_input_for_thd`` once, then per rank what its ``_shard_thd_chunk_for_te`` does: one
+       index_select per column and int64 copies. The indices, which it gets from a TransformerEngine
+       kernel, are made beforehand and not counted: in its favour. ``cut_all`` is given the same rows
+       and computes its index maps in every call.
 """
 
 import json
@@ -15,7 +16,7 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
-from bench_cut_all import CP_SIZE, NAMES, NUM_SETS, ROW_SLOTS, ROWS, batch_offsets, in_turns
+from bench_cut_all import CP_SIZE, NAMES, NUM_SETS, ROW_SLOTS, ROWS, batch_offsets, in_turns, times
 
 from ringfeed.pipeline.views import cut_all
 from ringfeed.sharding.layouts import make_layout
@@ -79,7 +80,7 @@ def main() -> None:
     found = in_turns({"cut_all": cut, "nemo_automodel": lambda i: peer_views(batches[i], indices)})
     report = {
         "case": "bshd-to-views/te",
-        "times_faster": round(found["nemo_automodel"]["median_us"] / found["cut_all"]["median_us"], 1),
+        **times(found, "nemo_automodel", "cut_all"),
         **{f"{name}_{key}": round(value, 1) for name, one in found.items() for key, value in one.items()},
         "tokens": int(offsets[-1]),
         "slots": len(offsets) - 1,
