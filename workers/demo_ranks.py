@@ -21,7 +21,7 @@ from ringfeed.workers.demo_job import RankRecord, TrainJob, read_record
 __all__ = ["run_jobs"]
 
 _POLL_SECONDS = 0.2
-_LOG_LINES = 20
+_LOG_LINES = 40
 
 
 @dataclass(frozen=True, slots=True)

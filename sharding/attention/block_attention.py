@@ -52,13 +52,21 @@ class KeyRanges:
         names = ("starts", "stops", "sees_any")
         return replace(self, **{name: getattr(self, name).to(device) for name in names})
 
-    def visible(self, block: QueryBlock) -> Tensor:
-        """Return bool [rows, keys] of ``block``: True where the row may see the key."""
-        keys = torch.arange(block.key_start, block.key_stop, dtype=torch.int32, device=self.stops.device)
-        visible = keys < self.stops[block.rows, None]
-        if block.starts_differ:
-            visible &= keys >= self.starts[block.rows, None]
-        return visible
+    def mask(self, block: QueryBlock, dtype: torch.dtype) -> Tensor:
+        """Return [rows, keys] of ``block`` to add to scores: 0 where the row may see the key, else -inf."""
+        device = self.stops.device
+        hidden = float("-inf")
+        mask = torch.zeros(
+            block.row_stop - block.row_start, block.key_stop - block.key_start, dtype=dtype, device=device
+        )
+        keys = torch.arange(block.key_start, block.key_stop, dtype=torch.int32, device=device)
+        # Between the two edges every row sees every key: most of a long document's block.
+        head = max(0, block.last_start - block.key_start)
+        if head:
+            mask[:, :head].masked_fill_(keys[:head] < self.starts[block.rows, None], hidden)
+        tail = block.first_stop - block.key_start
+        mask[:, tail:].masked_fill_(keys[tail:] >= self.stops[block.rows, None], hidden)
+        return mask
 
 
 def block_attention(
@@ -90,7 +98,7 @@ class _BlockAttention(torch.autograd.Function):
         out = q.new_zeros(q.shape[0], q.shape[1], v.shape[2])
         for block in key_ranges.blocks:
             rows, keys = block.rows, block.keys
-            out[rows] = _attend(q[rows], k[keys], v[keys], visible=key_ranges.visible(block), scale=scale)
+            out[rows] = _attend(q[rows], k[keys], v[keys], mask=key_ranges.mask(block, q.dtype), scale=scale)
         return out.masked_fill_(~key_ranges.sees_any[:, None, None], 0.0)
 
     @staticmethod
@@ -107,7 +115,7 @@ class _BlockAttention(torch.autograd.Function):
             rows, keys = block.rows, block.keys
             with torch.enable_grad():
                 leaves = [x.detach().requires_grad_() for x in (q[rows], k[keys], v[keys])]
-                out = _attend(*leaves, visible=key_ranges.visible(block), scale=ctx.scale)
+                out = _attend(*leaves, mask=key_ranges.mask(block, q.dtype), scale=ctx.scale)
             grads = torch.autograd.grad(out, leaves, grad_out[rows])
             grad_q[rows] = grads[0]
             grad_k[keys] += grads[1]
@@ -115,13 +123,13 @@ class _BlockAttention(torch.autograd.Function):
         return grad_q, grad_k.to(k.dtype), grad_v.to(v.dtype), None, None
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, *, visible: Tensor, scale: float | None) -> Tensor:
-    """Return [rows, H, Dv] for q [rows, H, D], k and v [keys, Hkv, ...], visible [rows, keys]."""
+def _attend(q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor, scale: float | None) -> Tensor:
+    """Return [rows, H, Dv] for q [rows, H, D], k and v [keys, Hkv, ...], mask [rows, keys]."""
     out = torch.nn.functional.scaled_dot_product_attention(
         q.transpose(0, 1)[None],
         k.transpose(0, 1)[None],
         v.transpose(0, 1)[None],
-        attn_mask=visible,
+        attn_mask=mask,
         scale=scale,
         enable_gqa=q.shape[1] != k.shape[1],
     )

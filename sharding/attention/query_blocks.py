@@ -30,8 +30,10 @@ class QueryBlock(NamedTuple):
     row_stop: int
     key_start: int
     key_stop: int
-    starts_differ: bool = False
-    """Whether some row may not see the block's first key. Blind rows do not count."""
+    last_start: int
+    """From here on no row's keys begin: every earlier key is hidden from some row."""
+    first_stop: int
+    """Up to here no row's keys end. Rows without keys count in neither."""
 
     @property
     def rows(self) -> slice:
@@ -80,7 +82,7 @@ def _granules(
     in_run = np.arange(len(rows)) - np.repeat(run_starts, np.diff(run_starts, append=len(rows)))
     cuts = np.flatnonzero(in_run % granule == 0)
     ends = np.append(cuts[1:], len(rows)) - 1
-    columns = (rows[cuts], rows[ends] + 1, starts[cuts], stops[ends])
+    columns = (rows[cuts], rows[ends] + 1, starts[cuts], stops[ends], starts[cuts], stops[cuts])
     yield from map(QueryBlock, *(column.tolist() for column in columns))
 
 
@@ -94,7 +96,8 @@ def _joined(granules: Iterator[QueryBlock]) -> Iterator[QueryBlock]:
             granule.row_stop,
             min(block.key_start, granule.key_start),
             max(block.key_stop, granule.key_stop),
-            starts_differ=block.starts_differ or granule.key_start != block.key_start,
+            max(block.last_start, granule.last_start),
+            min(block.first_stop, granule.first_stop),
         )
         extra = union.num_pairs - block.num_pairs - granule.num_pairs
         fits = union.row_stop - union.row_start <= _MAX_ROWS and union.num_pairs <= MASK_BUDGET
