@@ -54,9 +54,7 @@ def assign_packs(
         costs: int64 [K], K <= packs_per_step (the last step of a plan may hold fewer).
         slates: int [K], slate of each pack within the step.
         packs_per_step: packs in a full step.
-        slate_size: packs in a slate, as planned.
-        dp_size: data-parallel ranks.
-        packs_per_chunk: packs in one micro-batch of one rank.
+        slate_size, dp_size, packs_per_chunk: as in the rule above.
 
     Returns:
         int64 [M, dp_size, packs_per_chunk] pack ids; ``MISSING`` where there is no pack, last in its chunk.

@@ -61,7 +61,7 @@ class Recipe:
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON-able values; ``from_json`` is the way back."""
-        return asdict(self)
+        return {**asdict(self), "sources": [asdict(source) for source in self.sources]}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "Recipe":

@@ -60,11 +60,7 @@ def cut_documents(
     if not long.any() or (overflow is Overflow.SPLIT and balance is Balance.CONCAT):
         return CutDocuments(places, np.zeros_like(kept), kept, empty, nothing, nothing)
     if overflow is Overflow.SPLIT:
-        counts = -(-kept // pack_tokens)
-        firsts = np.repeat(np.cumsum(counts) - counts, counts)
-        starts = (np.arange(len(firsts)) - firsts) * pack_tokens
-        pieces = np.minimum(np.repeat(kept, counts) - starts, pack_tokens)
-        return CutDocuments(np.repeat(places, counts), starts, pieces, empty, nothing, nothing)
+        return _split(places, kept, empty, pack_tokens)
     if overflow is Overflow.TRUNCATE:
         shortened, lost = places[long], kept[long] - pack_tokens
         return CutDocuments(
@@ -80,3 +76,13 @@ def cut_documents(
         f"document {ids[places[first]]} has {kept[first]} tokens, more than pack_tokens={pack_tokens}, and "
         "overflow=error refuses it; use overflow split, truncate or drop, or larger packs"
     )
+
+
+def _split(places: Int64, kept: Int64, empty: Int64, pack_tokens: int) -> CutDocuments:
+    """Cut each document into pieces of a pack, and the rest."""
+    counts = -(-kept // pack_tokens)
+    firsts = np.repeat(np.cumsum(counts) - counts, counts)
+    starts = (np.arange(len(firsts)) - firsts) * pack_tokens
+    pieces = np.minimum(np.repeat(kept, counts) - starts, pack_tokens)
+    nothing = np.empty(0, np.int64)
+    return CutDocuments(np.repeat(places, counts), starts, pieces, empty, nothing, nothing)

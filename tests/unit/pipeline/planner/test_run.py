@@ -139,6 +139,13 @@ def test_a_finished_plan_is_left_as_it_is(plan_lengths, tmp_path):
 SMALL = {"pack_tokens": 10, "packs_per_step": 1, "balance": "best_fit", "pad_multiple": 1}
 
 
+def test_the_manifest_says_once_what_was_asked_for(plan_lengths):
+    manifest = plan_lengths([3, 4, 5]).plan.manifest
+
+    assert manifest.request == {}
+    assert manifest.made_from["segments"][0]["first_step"] == 0
+
+
 def test_another_recipe_in_the_same_place_is_refused_with_the_difference(plan_lengths, tmp_path):
     plan_lengths([3, 4, 5], output=tmp_path / "plan")
     with pytest.raises(ValueError, match=r"seed: has None, asked for 7"):
