@@ -14,6 +14,7 @@ import numpy as np
 
 from ringfeed.sharding.index_map import IndexMap
 from ringfeed.sharding.layout_contract import Layout, check_ranks, checked_offsets
+from ringfeed.sharding.magi.layout import MagiLayout
 from ringfeed.sharding.run_kernels import Int64Array, dual_chunk_runs
 from ringfeed.sharding.whole_document import WholeDocumentLayout
 
@@ -22,6 +23,7 @@ __all__ = [
     "HeadTailLayout",
     "IdentityLayout",
     "Layout",
+    "MagiLayout",
     "TeLayout",
     "WholeDocumentLayout",
     "make_layout",
@@ -129,7 +131,14 @@ class IdentityLayout(Layout):
 
 _LAYOUTS: dict[str, type[Layout]] = {
     layout.name: layout
-    for layout in (TeLayout, HeadTailLayout, ContiguousLayout, WholeDocumentLayout, IdentityLayout)
+    for layout in (
+        TeLayout,
+        HeadTailLayout,
+        ContiguousLayout,
+        WholeDocumentLayout,
+        MagiLayout,
+        IdentityLayout,
+    )
 }
 
 
@@ -137,7 +146,7 @@ def make_layout(name: str, **options: Any) -> Layout:
     """Return the layout called ``name``, set up with its own ``options``.
 
     Args:
-        name: one of ``te``, ``head_tail``, ``contiguous``, ``whole_document``, ``identity``.
+        name: one of ``te``, ``head_tail``, ``contiguous``, ``whole_document``, ``magi``, ``identity``.
         **options: fields of that layout's class.
 
     Raises:
