@@ -9,6 +9,7 @@ A session that finds Ray running in this process uses it and leaves it running.
 from __future__ import annotations
 
 import logging
+import socket
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -24,6 +25,7 @@ __all__ = ["RaySession", "ray_session"]
 
 # Jobs here send paths and digests, not data: Ray's default of 30 % of memory is not needed.
 _OBJECT_STORE_BYTES = 128 << 20
+_SECONDS_TO_REACH = 20.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,6 +68,7 @@ def _connect(address: str | None, num_cpus: int | None) -> None:
 
     try:
         if address is not None:
+            _reach(address)
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
             return
         # Not a bare init(): that would join any other Ray on this machine.
@@ -79,10 +82,15 @@ def _connect(address: str | None, num_cpus: int | None) -> None:
                 logging_level=logging.ERROR,
             )
     except (ConnectionError, OSError, RuntimeError, ray.exceptions.RayError) as error:
-        where = (
-            "a local Ray cannot be started" if address is None else f"RAY_ADDRESS={address!r} is no cluster"
-        )
-        raise JobFailedError(f"{where}: {error}") from error
+        what = f"RAY_ADDRESS={address!r} cannot be joined" if address else "a local Ray cannot be started"
+        raise JobFailedError(f"{what}: {error}") from error
+
+
+def _reach(address: str) -> None:
+    """Connect once to ``host:port``, for an error at once: Ray goes on trying for many minutes."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdecimal() and "//" not in address:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_SECONDS_TO_REACH).close()
 
 
 def _cluster_cpus() -> int:

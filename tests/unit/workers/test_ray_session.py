@@ -1,0 +1,90 @@
+"""Which Ray a session takes; a real one is in tests/ray/test_shard_job.py."""
+
+import socket
+
+import pytest
+
+from ringfeed.pipeline.executor import JobFailedError
+from ringfeed.workers import ray_session as module
+from ringfeed.workers.ray_session import ray_session
+
+
+class FakeRay:
+    """Records calls; stands in for the ray module."""
+
+    def __init__(self, *, running=False, error=None):
+        self.running, self.error, self.calls = running, error, []
+
+    def is_initialized(self):
+        return self.running
+
+    def init(self, **arguments):
+        if self.error is not None:
+            raise self.error
+        self.calls.append(arguments)
+
+    def cluster_resources(self):
+        return {"CPU": 3.0}
+
+    def shutdown(self):
+        self.calls.append("shutdown")
+
+
+@pytest.fixture
+def use(monkeypatch):
+    def install(fake, address=""):
+        import ray
+
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        for name in ("is_initialized", "init", "cluster_resources", "shutdown"):
+            monkeypatch.setattr(ray, name, getattr(fake, name))
+        return fake
+
+    return install
+
+
+def test_a_local_ray_is_started_and_stopped(use):
+    fake = use(FakeRay())
+    with ray_session(num_cpus=2) as session:
+        assert (session.num_cpus, session.address) == (3, "local")
+    started, stopped = fake.calls
+    assert (started["address"], started["num_cpus"], started["include_dashboard"]) == ("local", 2, False)
+    assert stopped == "shutdown"
+
+
+def test_a_ray_is_stopped_after_an_error(use):
+    fake = use(FakeRay())
+    with pytest.raises(KeyError), ray_session():
+        raise KeyError
+    assert fake.calls[-1] == "shutdown"
+
+
+def test_a_ray_that_runs_already_is_left_running(use):
+    fake = use(FakeRay(running=True))
+    with ray_session() as session:
+        assert session.address == "running"
+    assert fake.calls == []
+
+
+def test_the_cluster_of_the_environment_is_joined(use):
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        address = f"127.0.0.1:{listening.getsockname()[1]}"
+        fake = use(FakeRay(), address)
+        with ray_session(num_cpus=2) as session:
+            assert session.address == address
+    assert fake.calls[0]["address"] == address
+    assert "num_cpus" not in fake.calls[0]
+
+
+def test_a_cluster_that_is_not_there_is_told_at_once(use, monkeypatch):
+    fake = use(FakeRay(), "127.0.0.1:9")
+    monkeypatch.setattr(module, "_SECONDS_TO_REACH", 1.0)
+    with pytest.raises(JobFailedError, match=r"RAY_ADDRESS='127.0.0.1:9' cannot be joined"), ray_session():
+        pass
+    assert fake.calls == []
+
+
+def test_a_ray_that_does_not_start_is_one_error(use):
+    use(FakeRay(error=RuntimeError("no room in /dev/shm")))
+    with pytest.raises(JobFailedError, match="a local Ray cannot be started: no room"), ray_session():
+        pass
