@@ -4,6 +4,9 @@ In:   costs and slates of one step's packs (``pipeline/step_packs.py``)
 Out:  a table of pack ids, int64 [M, dp, packs_per_chunk], that every rank computes alike
 
 One pure function of the step's rows: a resize (another dp, other packs per chunk) re-cuts the same packs.
+With k = dp_size * packs_per_chunk, group m is slate m if slates hold k packs; else the packs sorted by
+(-cost, pack) are cut into groups of k. In a group, in (-cost, pack) order, each pack goes to the rank with
+the least cost in this step so far that has room, ties to the lower rank. In a chunk, packs stand by pack id.
 """
 
 import numpy as np
@@ -43,18 +46,15 @@ def assign_packs(
     dp_size: int,
     packs_per_chunk: int = 1,
 ) -> NDArray[np.int64]:
-    """Deal the packs of one step to (micro-batch, dp rank).
-
-    With k = dp_size * packs_per_chunk, group m is slate m if slates hold k packs; else the packs sorted by
-    (-cost, pack) are cut into groups of k. In a group, in (-cost, pack) order, each pack goes to the rank
-    with the least cost in this step so far that has room, ties to the lower rank. In a chunk, packs stand by
-    pack id.
+    """Deal the packs of one step to (micro-batch, dp rank) by the rule above.
 
     Args:
         costs: int64 [K], K <= packs_per_step (the last step of a plan may hold fewer).
         slates: int [K], slate of each pack within the step.
         packs_per_step: packs in a full step.
-        slate_size, dp_size, packs_per_chunk: as in the rule above.
+        slate_size: packs in a slate, as planned.
+        dp_size: data-parallel ranks.
+        packs_per_chunk: packs in one micro-batch of one rank.
 
     Returns:
         int64 [M, dp_size, packs_per_chunk] pack ids; ``MISSING`` where there is no pack, last in its chunk.
