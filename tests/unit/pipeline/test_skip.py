@@ -1,5 +1,7 @@
 """Skip lists: what a file may say, and that only the set of documents counts."""
 
+import pickle
+
 import numpy as np
 import pytest
 
@@ -45,6 +47,16 @@ def test_tells_which_documents_are_skipped():
         False, True, True, True, False, True, False,
     ]  # fmt: skip
     assert skip.skipped(np.array([], dtype=np.int64)).tolist() == []
+
+
+def test_travels_to_workers():
+    skip = skip_list([9, 2, 5])
+    assert skip is not None
+
+    copy = pickle.loads(pickle.dumps(skip))  # noqa: S301
+
+    assert copy.digest == skip.digest
+    assert copy.skipped(np.array([2, 3])).tolist() == [True, False]
 
 
 @pytest.mark.parametrize("entry", ["x", "-1", "1.5", "+3", "1_0", "1 2", "٣", "0x1"])

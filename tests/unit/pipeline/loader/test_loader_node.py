@@ -4,6 +4,7 @@ import gc
 import threading
 import time
 from itertools import islice
+from pathlib import Path
 
 import pytest
 import torchdata.nodes
@@ -138,6 +139,25 @@ def test_a_closed_loader_gives_nothing_more(run):
     with pytest.raises(ValueError, match="the loader is closed; open a new one"):
         next(iter(loader))
     loader.close()
+
+
+def test_a_dropped_loader_gives_its_files_back(run, shards):
+    def num_open():
+        gc.collect()
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    before = num_open()
+    for source in (shards(), run.plan):
+        batches = iter(run.load(source=source, cp_size=2))
+        next(batches)
+        # The iteration lives on without the loader that it came from.
+        gc.collect()
+        next(batches)
+        del batches
+        end = time.monotonic() + 3
+        while num_open() > before and time.monotonic() < end:
+            time.sleep(0.01)
+        assert num_open() == before
 
 
 def test_errors_reach_the_consumer_as_themselves(run):
