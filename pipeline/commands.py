@@ -85,7 +85,8 @@ def _verify_text(report: VerifyReport) -> str:
     lines = [f"fault: {finding.problem}" for finding in report.findings]
     lines += [f"not checked: {reason}" for reason in report.unchecked]
     counted = ", ".join(f"{count:,} {what}" for what, count in report.counts.items())
-    verdict = f"{len(report.findings)} faults" if report.findings else "ok"
+    plural = "" if len(report.findings) == 1 else "s"
+    verdict = f"{len(report.findings)} fault{plural}" if report.findings else "ok"
     return "\n".join([*lines, f"{report.path} ({report.kind}): {verdict}; checked {counted}"])
 
 
