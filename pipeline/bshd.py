@@ -17,6 +17,7 @@ import numpy as np
 
 from ringfeed.pipeline.thd import ThdChunk
 from ringfeed.pipeline.view_kernels import IGNORE
+from ringfeed.sharding.bshd_offsets import RowSequences, read_row_sequences
 from ringfeed.sharding.padding import SlotOffsets, concat_offsets, footprint, slot_offsets
 
 if TYPE_CHECKING:
@@ -30,18 +31,6 @@ if TYPE_CHECKING:
 __all__ = ["thd_from_bshd"]
 
 _NAMED = ("input_ids", "labels", "position_ids", "seq_lens", "seq_lens_padded", "padding_mask")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _Row:
-    """One row's sequences."""
-
-    sources: Int64Array
-    """int64 [N], where each sequence begins in the row."""
-    lengths: Int64Array
-    """int64 [N], its real tokens."""
-    slots: Int64Array
-    """int64 [N], its slot in the row; the real length where the batch has no padded ones."""
 
 
 def thd_from_bshd(
@@ -76,16 +65,16 @@ def thd_from_bshd(
     if num_chunks < 1 or not len(ids) or len(ids) % num_chunks:
         valid = [n for n in range(1, len(ids) + 1) if len(ids) % n == 0]
         raise ValueError(f"num_chunks={num_chunks} does not divide the {len(ids)} rows; use one of {valid}")
-    rows = [_read_row(batch, row, ids.shape[1]) for row in range(len(ids))]
-    packs = _lay_out(rows, layout=layout, cp_size=cp_size, width=ids.shape[1])
+    rows = _read_rows(batch, ids)
+    packs = _lay_out(rows, layout=layout, cp_size=cp_size)
     columns = _columns(batch, ids)
-    first_document = np.cumsum([0, *(len(row.lengths) for row in rows)])
+    first_document = np.concatenate([[0], np.cumsum(rows.counts)])
     chunks = []
     for first in range(0, len(ids), len(ids) // num_chunks):
         last = first + len(ids) // num_chunks
         part = {name: column[first:last] for name, column in columns.items()}
         documents = np.arange(first_document[first], first_document[last], dtype=np.int64)
-        places = _find_places(rows[first:last], packs[first:last], width=ids.shape[1])
+        places = _find_places(rows.of_rows(first, last), packs[first:last])
         chunks.append(_fill(part, places, packs=packs[first:last], documents=documents, pad_id=pad_id))
     return chunks
 
@@ -104,34 +93,36 @@ class _Places:
     """Of its sequence."""
 
 
-def _lay_out(rows: list[_Row], *, layout: Layout, cp_size: int, width: int) -> list[SlotOffsets]:
+def _lay_out(rows: RowSequences, *, layout: Layout, cp_size: int) -> list[SlotOffsets]:
     """Return the slots of every row, all of one length T."""
     multiple = layout.length_multiple(cp_size)
+    by_row = [rows.of_rows(row, row + 1) for row in range(len(rows.counts))]
     # A row whose own slots fit is not moved.
-    wanted = [row.slots if (row.slots % multiple == 0).all() else row.lengths for row in rows]
+    wanted = [row.slots if (row.slots % multiple == 0).all() else row.lengths for row in by_row]
     split = layout.chunk_multiple(cp_size=cp_size)
-    total = -(-max(width, *(footprint(lengths, multiple=multiple) for lengths in wanted)) // split) * split
+    largest = max(rows.width, *(footprint(lengths, multiple=multiple) for lengths in wanted))
+    total = -(-largest // split) * split
     return [
         slot_offsets(lengths, multiple=multiple, total=total, real_lengths=row.lengths)
-        for row, lengths in zip(rows, wanted, strict=True)
+        for row, lengths in zip(by_row, wanted, strict=True)
     ]
 
 
-def _find_places(rows: list[_Row], packs: list[SlotOffsets], *, width: int) -> _Places:
+def _find_places(rows: RowSequences, packs: list[SlotOffsets]) -> _Places:
     """Return where the real tokens of one chunk's rows go."""
-    sources, targets, total = [], [], 0
-    for i, (row, pack) in enumerate(zip(rows, packs, strict=True)):
-        sources.append(row.sources + i * width)
+    targets, total = [], 0
+    for count, pack in zip(rows.counts, packs, strict=True):
         # Sequences have the first slots of their row; a tail slot has none.
-        targets.append(pack.cu_seqlens_padded[: len(row.lengths)].astype(np.int64) + total)
+        targets.append(pack.cu_seqlens_padded[:count].astype(np.int64) + total)
         total += int(pack.cu_seqlens_padded[-1])
-    sizes = np.concatenate([row.lengths for row in rows])
+    sizes = rows.lengths
     ends = np.cumsum(sizes)
     within = np.arange(int(sizes.sum()), dtype=np.int64) - np.repeat(ends - sizes, sizes)
     is_last = np.zeros(len(within), dtype=np.bool_)
     is_last[ends - 1] = True
+    row_starts = np.repeat(np.arange(len(packs)) * rows.width, rows.counts)
     return _Places(
-        source=np.repeat(np.concatenate(sources), sizes) + within,
+        source=np.repeat(row_starts + rows.starts, sizes) + within,
         target=np.repeat(np.concatenate(targets), sizes) + within,
         within=within,
         is_last=is_last,
@@ -176,34 +167,15 @@ def _fill(
     )
 
 
-def _read_row(batch: Mapping[str, Any], row: int, width: int) -> _Row:
-    """Return the sequences of one row after checking that its lengths fit together."""
+def _read_rows(batch: Mapping[str, Any], ids: npt.NDArray[Any]) -> RowSequences:
     if batch.get("seq_lens") is None:
         raise ValueError(
             "the batch has no seq_lens [B, K]: padding is known from lengths only, never from token values; "
             "add the real length of each sequence"
         )
-    real = _entries(batch, "seq_lens", row)
-    present = real > 0
-    slots = real
-    if batch.get("seq_lens_padded") is not None:
-        slots = _entries(batch, "seq_lens_padded", row)
-        if len(slots) != len(real):
-            raise ValueError(f"row {row}: seq_lens has {len(real)} entries, seq_lens_padded {len(slots)}")
-        wrong = (present != (slots > 0)) | (present & (slots < real))
-        if wrong.any():
-            k = int(wrong.argmax())
-            raise ValueError(
-                f"row {row}: seq_lens_padded[{k}]={slots[k]} does not fit seq_lens[{k}]={real[k]}; a slot "
-                "is at least as long as its sequence, and absent in both or in neither"
-            )
-    lengths, slots = real[present], slots[present]
-    if int(slots.sum()) > width:
-        field = "seq_lens" if batch.get("seq_lens_padded") is None else "seq_lens_padded"
-        raise ValueError(
-            f"row {row}: {field} sums to {int(slots.sum())}, input_ids has {width} tokens in a row"
-        )
-    return _Row(sources=np.cumsum(slots) - slots, lengths=lengths, slots=slots)
+    return read_row_sequences(
+        batch["seq_lens"], batch.get("seq_lens_padded"), num_rows=len(ids), width=ids.shape[1]
+    )
 
 
 def _columns(batch: Mapping[str, Any], ids: npt.NDArray[Any]) -> dict[str, npt.NDArray[Any]]:
@@ -231,14 +203,6 @@ def _matrix(batch: Mapping[str, Any], name: str) -> npt.NDArray[Any]:
     if matrix.ndim != 2 or matrix.dtype.kind not in "iu":
         raise ValueError(f"{name} must be integers [B, S], got {matrix.dtype} {list(matrix.shape)}")
     return matrix
-
-
-def _entries(batch: Mapping[str, Any], name: str, row: int) -> Int64Array:
-    matrix = _matrix(batch, name)
-    if len(matrix) != len(batch["input_ids"]):
-        raise ValueError(f"{name} has {len(matrix)} rows, input_ids {len(batch['input_ids'])}")
-    entries: Int64Array = matrix[row].astype(np.int64)
-    return entries
 
 
 def _as_int32(values: npt.NDArray[Any], name: str) -> npt.NDArray[np.int32]:

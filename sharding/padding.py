@@ -17,7 +17,7 @@ import numpy.typing as npt
 from ringfeed.sharding.offsets import as_integers
 from ringfeed.sharding.run_kernels import Int64Array
 
-__all__ = ["SlotOffsets", "concat_offsets", "footprint", "slot_lengths", "slot_offsets"]
+__all__ = ["SlotOffsets", "concat_offsets", "cumulate", "footprint", "slot_lengths", "slot_offsets"]
 
 _LARGEST_OFFSET = int(np.iinfo(np.int32).max)
 
@@ -80,7 +80,7 @@ def slot_offsets(lengths: Any, *, multiple: int, total: int, real_lengths: Any =
     tail = total - int(slots.sum())
     if tail:
         slots, real = np.append(slots, tail), np.append(real, 0)
-    return SlotOffsets(cu_seqlens=_cumulate(real), cu_seqlens_padded=_cumulate(slots))
+    return SlotOffsets(cu_seqlens=cumulate(real), cu_seqlens_padded=cumulate(slots))
 
 
 def concat_offsets(packs: Sequence[SlotOffsets]) -> SlotOffsets:
@@ -94,7 +94,21 @@ def concat_offsets(packs: Sequence[SlotOffsets]) -> SlotOffsets:
     real = np.concatenate([np.diff(pack.cu_seqlens) for pack in packs])
     slots = np.concatenate([np.diff(pack.cu_seqlens_padded) for pack in packs])
     _check_total(int(slots.sum(dtype=np.int64)))
-    return SlotOffsets(cu_seqlens=_cumulate(real), cu_seqlens_padded=_cumulate(slots))
+    return SlotOffsets(cu_seqlens=cumulate(real), cu_seqlens_padded=cumulate(slots))
+
+
+def cumulate(lengths: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int32]:
+    """Return the offsets of ``lengths`` laid end to end: [N] -> int32 [N + 1].
+
+    Raises:
+        ValueError: if they do not fit into int32.
+    """
+    if int(lengths.sum(dtype=np.int64)) > _LARGEST_OFFSET:
+        raise ValueError(f"{lengths.sum(dtype=np.int64)} tokens do not fit: offsets are int32")
+    # int32: the attention kernels refuse int64 offsets.
+    offsets = np.zeros(len(lengths) + 1, dtype=np.int32)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
 
 
 def _check_fit(slots: Int64Array, real: Int64Array, *, multiple: int, total: int) -> None:
@@ -116,10 +130,3 @@ def _check_fit(slots: Int64Array, real: Int64Array, *, multiple: int, total: int
 def _check_total(total: int) -> None:
     if not 1 <= total <= _LARGEST_OFFSET:
         raise ValueError(f"total={total} must be between 1 and {_LARGEST_OFFSET}: offsets are int32")
-
-
-def _cumulate(lengths: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int32]:
-    # int32: the attention kernels refuse int64 offsets.
-    offsets = np.zeros(len(lengths) + 1, dtype=np.int32)
-    np.cumsum(lengths, out=offsets[1:])
-    return offsets
