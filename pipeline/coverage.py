@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 __all__ = ["Expected", "coverage_faults"]
 
 
-
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Expected:
     """What the pieces of D documents must come to."""

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from ringfeed.pipeline.plan import Plan
+from ringfeed.pipeline.plan_blocks import write_block
 from ringfeed.pipeline.planner import writer
-from ringfeed.pipeline.planner.options import BlockLimits, PlanOptions
+from ringfeed.pipeline.planner.options import Balance, BlockLimits, PlanOptions
 from ringfeed.pipeline.planner.run import run_plan
 
 # Dies with the n-th file that would get its final name.
@@ -45,7 +46,7 @@ def make_plan(folder, *, name):
         pack_tokens=4096,
         packs_per_step=8,
         max_cp=4,
-        balance="best_fit",
+        balance=Balance.BEST_FIT,
         seed=1,
         window=8,
         block_limits=BlockLimits(steps=100, pieces=10_000),
@@ -76,7 +77,7 @@ def test_killed_again_and_again_a_plan_ends_with_the_same_bytes(tmp_path):
 
 def test_a_full_disk_ends_the_run_and_a_rerun_goes_on(tmp_path, monkeypatch):
     whole = make_plan(tmp_path, name="whole")
-    write_block, calls = writer.write_block, []
+    calls = []
 
     def full_disk(path, rows, facts):
         calls.append(path)

@@ -93,7 +93,7 @@ def test_lost_tokens_are_counted_to_the_last_one(balance, overflow, lengths, rec
 def test_every_cut_document_is_counted_once(balance, lengths, recipe):
     windows = list(windows_of(lengths, balance=balance, **recipe))
     pieces = pieces_of(packs_of(lengths, balance=balance, **recipe))
-    num_pieces = {}
+    num_pieces: dict[tuple[int, int], int] = {}
     for document, _, _, epoch in pieces:
         num_pieces[document, epoch] = num_pieces.get((document, epoch), 0) + 1
 

@@ -138,7 +138,8 @@ def test_workers_do_not_import_torch_and_use_one_thread(plan_folder, local_ray, 
         import pyarrow as pa
 
         original(task, index)
-        return "torch" in sys.modules, numba.config.NUMBA_NUM_THREADS, pa.cpu_count()
+        threads = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
+        return "torch" in sys.modules, threads, pa.cpu_count()
 
     assert ray.get(ray.remote(num_cpus=1)(look).remote(0)) == (False, 1, 1)
 

@@ -130,7 +130,9 @@ def test_all_faults_are_told_at_once():
 
 
 def test_what_is_missing_is_told_as_it_is_typed():
-    with pytest.raises(ValueError, match=r"plan is not given; pass PLAN .*output is not given; pass -o SHARDS"):
+    with pytest.raises(
+        ValueError, match=r"plan is not given; pass PLAN .*output is not given; pass -o SHARDS"
+    ):
         load_config(ShardConfig, flags={"cp": 2, "layout": "te"}, file=None)
 
 
@@ -150,4 +152,4 @@ def test_ingest_refuses_what_makes_no_sense(flags, told):
 def test_models_are_frozen_and_cover_every_command():
     assert set(SECTIONS) == {"ingest", "plan", "shard", "verify", "inspect", "demo"}
     with pytest.raises(ValueError, match="frozen"):
-        DemoConfig().steps = 3
+        DemoConfig(output=None, steps=20, workers=None).steps = 3

@@ -10,8 +10,8 @@ from ringfeed.pipeline.step_packs import Pieces
 
 def pieces(*rows):
     """Pieces from (document, start, length, epoch) rows."""
-    columns = np.array(rows, dtype=np.int64).reshape(-1, 4).T
-    return Pieces(*columns[:3], columns[3].astype(np.int32))
+    documents, starts, lengths, epochs = np.array(rows, dtype=np.int64).reshape(-1, 4).T
+    return Pieces(documents, starts, lengths, epochs.astype(np.int32))
 
 
 def expected(lengths, *, num_epochs=1, lost=None, first_document=0):

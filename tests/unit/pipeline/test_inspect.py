@@ -1,6 +1,7 @@
 """inspect says what a folder holds, and shows a step as it is."""
 
 import shutil
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +28,7 @@ def made(tmp_path_factory):
     for i in range(12):
         (root / "text" / f"{i:02d}.txt").write_text(f"text {i} " * (i + 1))
     run_ingest(IngestOptions(sources=(root / "text",), output=root / "corpus"), progress=SilentProgress())
-    options = {"pack_tokens": 96, "packs_per_step": 4, "max_cp": 2, "slate_size": 2}
+    options: dict[str, Any] = {"pack_tokens": 96, "packs_per_step": 4, "max_cp": 2, "slate_size": 2}
     run_plan(PlanOptions(corpora=(root / "corpus",), output=root / "plan", **options))
     shard(root)
     return root
@@ -124,6 +125,6 @@ def test_a_step_that_is_not_there_is_refused(made):
 
 def test_lengths_alone_have_unknown_supervision(tmp_path):
     np.save(tmp_path / "lengths.npy", np.array([5, 9]))
-    options = {"pack_tokens": 96, "packs_per_step": 1, "max_cp": 2}
+    options: dict[str, Any] = {"pack_tokens": 96, "packs_per_step": 1, "max_cp": 2}
     run_plan(PlanOptions(lengths=tmp_path / "lengths.npy", output=tmp_path / "plan", **options))
     assert "supervised unknown" in describe(tmp_path / "plan", step=0).text

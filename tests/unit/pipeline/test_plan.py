@@ -1,5 +1,7 @@
 """Plans on disk: what a reader gets, and what it refuses."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -12,7 +14,7 @@ from ringfeed.pipeline.planner.options import BlockLimits, PlanOptions
 from ringfeed.pipeline.planner.run import run_plan
 
 API_COLUMNS = ("pack", "slate", "cost", "supervised", "documents", "starts", "lengths", "epochs")
-OPTIONS = {
+OPTIONS: dict[str, Any] = {
     "pack_tokens": 240,
     "packs_per_step": 4,
     "max_cp": 3,

@@ -123,7 +123,7 @@ def test_the_deal_is_that_of_the_plain_rule(step):
     loads = [0] * dp_size
     expected = []
     for first in range(0, num_groups * k, k):
-        chunks = [[] for _ in range(dp_size)]
+        chunks: list[list[int]] = [[] for _ in range(dp_size)]
         for pack in order[first : first + k]:
             rank = min(
                 (r for r in range(dp_size) if len(chunks[r]) < packs_per_chunk), key=lambda r: (loads[r], r)

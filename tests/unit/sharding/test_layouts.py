@@ -145,7 +145,7 @@ def test_inputs_are_left_as_they_were(name):
 
 @pytest.mark.parametrize("name", ["magic", "", "TE"])
 def test_unknown_layout_is_refused_with_the_known_ones(name):
-    with pytest.raises(ValueError, match="known: contiguous, head_tail, identity, magi, .*te, whole_document"):
+    with pytest.raises(ValueError, match=r"known: contiguous, head_tail, identity, magi, .*whole_document"):
         make_layout(name)
 
 

@@ -13,7 +13,8 @@ documents = st.lists(st.tuples(st.integers(0, 300), st.integers(0, 9)), min_size
 
 def ranges(lengths_and_pads, rows=None):
     """Key ranges of a chunk of documents, each followed by padding; of ``rows`` only, if given."""
-    starts, stops = [], []
+    starts: list[int] = []
+    stops: list[int] = []
     for length, pad in lengths_and_pads:
         begin = len(starts)
         starts += [begin] * (length + pad)

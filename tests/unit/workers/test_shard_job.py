@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +29,7 @@ def plan_folder(tmp_path_factory):
     for i in range(40):
         (root / "text" / f"{i:02d}.txt").write_text(f"{i} " * (i * i % 89))
     run_ingest(IngestOptions(sources=(root / "text",), output=root / "corpus"), progress=SilentProgress())
-    options = {"pack_tokens": 96, "packs_per_step": 4, "max_cp": 2}
+    options: dict[str, Any] = {"pack_tokens": 96, "packs_per_step": 4, "max_cp": 2}
     run_plan(PlanOptions(corpora=(root / "corpus",), output=root / "plan", **options))
     return root / "plan"
 

@@ -8,7 +8,7 @@ from ringfeed.pipeline.planner.best_fit import best_fit_decreasing, descending_o
 
 def plain_best_fit(sizes, order, capacity):
     """What is left in each pack, sorted."""
-    left = []
+    left: list[int] = []
     for piece in order:
         fits = [room for room in left if room >= sizes[piece]]
         room = min(fits, default=capacity)

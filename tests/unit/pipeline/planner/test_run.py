@@ -1,6 +1,7 @@
 """``run_plan`` as a whole: corpora, files of lengths, recipe, report."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +26,12 @@ def make_corpus(folder, name, lengths):
 
 
 def plan_corpora(output, corpora, **asked):
-    defaults = {"pack_tokens": 12, "packs_per_step": 2, "pad_multiple": 1, "balance": "in_order"}
+    defaults: dict[str, Any] = {
+        "pack_tokens": 12,
+        "packs_per_step": 2,
+        "pad_multiple": 1,
+        "balance": "in_order",
+    }
     run_plan(PlanOptions(output=output, corpora=corpora, **{**defaults, **asked}))
     return Plan.open(output)
 
@@ -89,15 +95,15 @@ def test_the_report_is_what_the_table_says(plan_lengths):
     lengths = np.random.default_rng(0).integers(1, 60_000, size=400)
     planned = plan_lengths(lengths, pack_tokens=65_536, packs_per_step=8, slate_size=4, max_cp=2, window=2)
     plan, report = planned.plan, planned.report
-    loads = []
+    steps = []
     waits = 0
     for i in range(plan.num_steps):
         packs = plan.step_packs(i)
         table = assign_packs(packs.costs, packs.slates, packs_per_step=8, slate_size=4, dp_size=4)
         costs = np.append(packs.costs, 0)[table].sum(axis=2)
-        loads.append(costs.sum(axis=0))
+        steps.append(costs.sum(axis=0))
         waits += costs.max(axis=1).sum()
-    loads = np.array(loads)
+    loads = np.array(steps)
 
     assert report.fill == pytest.approx(lengths.sum() / (plan.num_packs * 65_536))
     assert report.step_imbalance == pytest.approx(loads.max(axis=1).sum() / loads.mean(axis=1).sum())
@@ -136,7 +142,7 @@ def test_a_finished_plan_is_left_as_it_is(plan_lengths, tmp_path):
     assert {path: path.stat().st_mtime_ns for path in output.iterdir()} == before
 
 
-SMALL = {"pack_tokens": 10, "packs_per_step": 1, "balance": "best_fit", "pad_multiple": 1}
+SMALL: dict[str, Any] = {"pack_tokens": 10, "packs_per_step": 1, "balance": "best_fit", "pad_multiple": 1}
 
 
 def test_the_manifest_says_once_what_was_asked_for(plan_lengths):
@@ -186,7 +192,8 @@ def test_the_recipe_leaves_out_epochs_and_where_blocks_are_cut(plan_lengths):
     ids=str,
 )
 def test_every_option_that_shapes_a_plan_is_in_its_fingerprint(plan_lengths, change):
-    plans = [plan_lengths([3, 4, 5], **asked).plan for asked in ({}, change)]
+    no_change: dict[str, Any] = {}
+    plans = [plan_lengths([3, 4, 5], **asked).plan for asked in (no_change, change)]
 
     assert plans[0].recipe_fingerprint != plans[1].recipe_fingerprint
 
