@@ -1,14 +1,15 @@
 """The loops that give each chunk to a rank with little work, compiled by numba on first use.
 
-In:   areas and the order in which to place chunks (``heap_solvers.py``)
+In:   areas and the order in which to place chunks (``heap_solvers.py``, ``sequential_solvers.py``)
 Out:  the rank of every chunk
 
 Sums are float64 because MagiAttention's are: they differ from whole numbers beyond 2**53 only, and there
 the same rounding gives the same ranks. "Lowest" is the smallest sum, ties to the lower rank.
 
-Shapes: N chunks, R ranks, P pieces, G segments: the key axis cut at every end of a key range.
+Shapes: N chunks, R ranks, S slices, P pieces, G segments: the key axis cut at every end of a key range.
 """
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +18,7 @@ from numba import njit
 
 from ringfeed.sharding.run_kernels import Int64Array
 
-__all__ = ["KeySegments", "Limits", "fill_by_overlap", "fill_lowest"]
+__all__ = ["KeySegments", "Limits", "fill_by_overlap", "fill_by_slice", "fill_lowest"]
 
 
 class Limits(NamedTuple):
@@ -156,4 +157,50 @@ def fill_by_overlap(areas: Int64Array, order: Int64Array, limits: Limits, keys: 
         if counts[rank] == limits.capacity:
             candidates[place : num_candidates - 1] = candidates[place + 1 : num_candidates].copy()
             num_candidates -= 1
+    return ranks
+
+
+@njit(cache=True, nogil=True)
+def fill_by_slice(
+    areas: Int64Array, order: Int64Array, chunks: Int64Array, firsts: Int64Array, cp_size: int, ratio: float
+) -> Int64Array:
+    """Give each slice's chunks, from its last one on, to the lowest rank, and when it is full to the next.
+
+    Args:
+        areas: int64 [N].
+        order: int64 [S], slices in the order in which to place them.
+        chunks: int64 [P], the chunks of each slice, rising, slice after slice.
+        firsts: int64 [S + 1], where each slice's chunks begin, and where the last one's end.
+        cp_size: R, which divides N.
+        ratio: below 1, after that part of a slice's chunks it is the then lowest rank's turn.
+
+    Returns:
+        The rank of each chunk, int64 [N]. Chunks without a pair fill the ranks up, in rising order.
+    """
+    capacity = len(areas) // cp_size
+    sums = np.zeros(cp_size, dtype=np.float64)
+    counts = np.zeros(cp_size, dtype=np.int64)
+    ranks = np.full(len(areas), -1, dtype=np.int64)
+    for number in order:
+        at_once = max(1, math.ceil(ratio * (firsts[number + 1] - firsts[number])))
+        rank = _lowest(sums, counts < capacity)
+        given = 0
+        for row in range(firsts[number + 1] - 1, firsts[number] - 1, -1):
+            chunk = chunks[row]
+            if ranks[chunk] >= 0:
+                continue
+            ranks[chunk] = rank
+            sums[rank] += areas[chunk]
+            counts[rank] += 1
+            given += 1
+            if counts[rank] == capacity or (ratio < 1 and given == at_once):
+                rank = _lowest(sums, counts < capacity)
+                given = 0
+    rank = -1
+    for chunk in range(len(areas)):
+        if ranks[chunk] < 0:
+            if rank < 0 or counts[rank] == capacity:
+                rank = _lowest(sums, counts < capacity)
+            ranks[chunk] = rank
+            counts[rank] += 1
     return ranks
