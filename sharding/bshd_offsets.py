@@ -34,9 +34,10 @@ class RowSequences:
     @property
     def starts(self) -> Int64Array:
         """int64 [N], where each sequence begins in its row."""
-        ends = np.cumsum(self.slots)
-        before = np.concatenate([[0], ends])[np.cumsum(self.counts) - self.counts]
-        return ends - self.slots - np.repeat(before, self.counts)
+        starts: Int64Array = np.cumsum(self.slots) - self.slots
+        first = np.append(starts, 0)[np.cumsum(self.counts) - self.counts]
+        within: Int64Array = starts - np.repeat(first, self.counts)
+        return within
 
     @property
     def tails(self) -> Int64Array:
@@ -54,7 +55,7 @@ class RowSequences:
             )
         row_of = np.repeat(np.arange(len(self.counts)), self.counts)
         starts = self.starts + row_of * self.width
-        ends = np.append(starts[1:], len(self.counts) * self.width)
+        ends: Int64Array = np.append(starts[1:], len(self.counts) * self.width)
         return ends - starts - self.slots
 
     def of_rows(self, first: int, last: int) -> "RowSequences":
