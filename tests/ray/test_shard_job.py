@@ -19,6 +19,7 @@ from ringfeed.pipeline.planner.run import run_plan
 from ringfeed.pipeline.progress import SilentProgress
 from ringfeed.pipeline.shard_writer import num_folders, write_steps
 from ringfeed.pipeline.store import FileStore
+from ringfeed.pipeline.verify import verify
 from ringfeed.workers import shard_job
 from ringfeed.workers.ray_session import ray_session
 from ringfeed.workers.shard_job import run_shard
@@ -142,6 +143,14 @@ def test_workers_do_not_import_torch_and_use_one_thread(plan_folder, local_ray, 
         return "torch" in sys.modules, threads, pa.cpu_count()
 
     assert ray.get(ray.remote(num_cpus=1)(look).remote(0)) == (False, 1, 1)
+
+
+def test_verify_runs_on_ray(plan_folder, undisturbed, local_ray):
+    from ringfeed.workers.ray_executor import RayExecutor
+
+    report = verify(plan_folder.with_name("undisturbed"), executor=RayExecutor(num_in_flight=2))
+    assert (report.findings, report.unchecked) == ((), ())
+    assert report.counts["folders"] > 4
 
 
 def test_damage_found_by_a_worker_is_one_error_and_finished_folders_stay(plan_folder, local_ray, monkeypatch):
