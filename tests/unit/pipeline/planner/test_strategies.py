@@ -35,6 +35,20 @@ def test_best_fit_takes_the_fullest_pack_with_room(plan_lengths):
     assert planned.documents == [[0, 3], [1, 2]]
 
 
+def test_best_fit_places_the_longest_first(plan_lengths):
+    # In arrival order the three 3s would share a pack and each 7 would leave 3 slots free.
+    planned = plan_lengths([3, 3, 3, 7, 7, 7], packs_per_step=3)
+
+    assert sorted(map(sorted, planned.documents)) == [[0, 5], [1, 4], [2, 3]]
+
+
+def test_packs_stand_in_the_arrival_order_of_their_longest_document(plan_lengths):
+    # The pack of 6 and 4 is fuller, the pack of the 5 came first.
+    planned = plan_lengths([5, 6, 4], packs_per_step=2)
+
+    assert planned.documents == [[0], [1, 2]]
+
+
 def test_next_fit_opens_a_pack_where_the_next_document_does_not_fit(plan_lengths):
     planned = plan_lengths([6, 7, 3, 4], balance="in_order")
 
