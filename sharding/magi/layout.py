@@ -64,7 +64,7 @@ class MagiLayout(Layout):
             if getattr(self, name) not in (True, False):
                 raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}")
         # Each of these checks its own options.
-        _ = self.rule, self.mask
+        _ = self.rule, self.mask, self.solver
         if self.uneven and not self.solver.takes_uneven:
             raise ValueError(
                 f"uneven=True needs an algorithm that takes unequal numbers of chunks, "

@@ -31,7 +31,7 @@ from ringfeed.pipeline.store import SHARDS_FORMAT, FileStore
 from ringfeed.sharding.index_map import merge
 from ringfeed.sharding.layouts import make_layout
 
-LAYOUTS = ["te", "head_tail", "contiguous", "whole_document", "identity"]
+LAYOUTS = ["te", "head_tail", "contiguous", "whole_document", "magi", "identity"]
 PAD = 7
 
 
