@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from ringfeed.sharding.layouts import make_layout
+from ringfeed.sharding.magi.layout import MagiLayout
 from ringfeed.sharding.magi.masks import varlen_slices
 
 CASES = json.loads((Path(__file__).parent / "data" / "magi_dispatch_dev.json").read_text())["cases"]
@@ -29,15 +30,16 @@ def cases(*, refused):
     return pytest.mark.parametrize("case", chosen, ids=[f"{case['id']}-{case['group']}" for case in chosen])
 
 
-def make(given):
+def make(given) -> MagiLayout:
     options = {name: given[name] for name in ("chunk_size", "min_chunks_per_rank")}
     if given["api"] == "varlen":
         varlen = given["varlen"]
         options |= {"causal": varlen["causal"], "window": varlen["window_size"]}
     algorithm = dict(given["alg"])
-    return make_layout(
-        "magi", algorithm=algorithm.pop("name"), uneven=given["uneven_shard"], **options, **algorithm
-    )
+    name, uneven = algorithm.pop("name"), given["uneven_shard"]
+    layout = make_layout("magi", algorithm=name, uneven=uneven, **options, **algorithm)
+    assert isinstance(layout, MagiLayout)
+    return layout
 
 
 def dispatch(given):
@@ -50,8 +52,8 @@ def dispatch(given):
     queries, keys = given["varlen"]["cu_seqlens_q"], given["varlen"]["cu_seqlens_k"]
     if queries == keys:
         return layout.partition(queries, cp_size=cp_size)
-    slices = varlen_slices(queries, mask=layout.mask, cu_seqlens_k=keys)
-    return layout.partition_slices(slices, queries[-1], cp_size=cp_size)
+    documents = varlen_slices(queries, mask=layout.mask, cu_seqlens_k=keys)
+    return layout.partition_slices(documents, queries[-1], cp_size=cp_size)
 
 
 def sha256(values):

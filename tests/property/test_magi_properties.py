@@ -10,8 +10,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from ringfeed.sharding.index_map import merge
-from ringfeed.sharding.layouts import make_layout
 from ringfeed.sharding.magi.chunking import ChunkGrid
+from ringfeed.sharding.magi.layout import MagiLayout
 from ringfeed.sharding.magi.masks import WindowMask, prefix_tree_slices, varlen_slices
 from ringfeed.sharding.magi.slices import MaskSlices
 from ringfeed.sharding.magi.solver import ChunkWork
@@ -49,7 +49,7 @@ def test_areas_and_pieces_are_the_pairs_counted_one_by_one(mask, chunk_size):
     work = ChunkWork.measure(grid, MaskSlices.read(rows))
 
     counted = [0] * grid.num_chunks
-    pieces = {}
+    pieces: dict[tuple[int, int], set[int]] = {}
     ordered = sorted(rows, key=lambda row: row[:2])
     for number, row in enumerate(ordered):
         for q, k in pairs_of(row):
@@ -113,7 +113,7 @@ rules = st.fixed_dictionaries(
 def partition_of(mask, options, cp_size):
     total, rows = mask
     try:
-        return make_layout("magi", **options).partition_slices(rows, total, cp_size=cp_size)
+        return MagiLayout(**options).partition_slices(rows, total, cp_size=cp_size)
     except ValueError as error:
         # Too short, a mask without a pair, or a rank without a chunk: each has its unit test.
         refused = ("ranks need one", "none of the", "leaves rank")
@@ -151,7 +151,7 @@ def test_rank_areas_are_the_pairs_of_a_ranks_queries(mask, options, cp_size):
 
 @given(options=rules, cp_size=st.integers(1, 8), count=st.integers(1, 12))
 def test_packs_of_the_chunk_multiple_are_never_padded(options, cp_size, count):
-    layout = make_layout("magi", **options)
+    layout = MagiLayout(**options)
     total = count * layout.chunk_multiple(cp_size=cp_size)
 
     assert layout.rule.grid(total, cp_size=cp_size).pad_size == 0
@@ -160,7 +160,7 @@ def test_packs_of_the_chunk_multiple_are_never_padded(options, cp_size, count):
 @given(width=st.integers(1, 9), least=st.integers(1, 9), cp_size=st.integers(1, 8), count=st.integers(1, 40))
 def test_magis_pad_free_rule(width, least, cp_size, count):
     chunk_size = width * least
-    layout = make_layout("magi", chunk_size=chunk_size, min_chunks_per_rank=least)
+    layout = MagiLayout(chunk_size=chunk_size, min_chunks_per_rank=least)
 
     assert layout.base_multiple(cp_size) == chunk_size * cp_size
     assert layout.rule.grid(count * chunk_size * cp_size, cp_size=cp_size).pad_size == 0
@@ -169,7 +169,7 @@ def test_magis_pad_free_rule(width, least, cp_size, count):
 @given(offsets=st.lists(st.integers(0, 99), min_size=1, max_size=9), cp_size=st.integers(1, 4))
 def test_the_same_documents_always_give_the_same_shares(offsets, cp_size):
     documents = [0, *sorted(offsets), 128]
-    layout, again = make_layout("magi"), make_layout("magi")
+    layout, again = MagiLayout(), MagiLayout()
 
     first, second = (one.partition(documents, cp_size=cp_size) for one in (layout, again))
 
@@ -204,7 +204,8 @@ def topp(work, top_p, batch):
     """MagiAttention's batched heap in plain Python, keys counted one by one."""
     areas, cp_size = work.areas.tolist(), work.grid.cp_size
     room, sums = [len(areas) // cp_size] * cp_size, [0] * cp_size
-    held, keys = [Counter() for _ in range(cp_size)], [Counter() for _ in areas]
+    held: list[Counter] = [Counter() for _ in range(cp_size)]
+    keys: list[Counter] = [Counter() for _ in areas]
     for chunk, _, k0, k1 in work.pieces.tolist():
         keys[chunk].update(range(k0, k1))
     order = sorted(range(len(areas)), key=lambda c: (-areas[c], c))

@@ -6,9 +6,15 @@ from ringfeed.sharding.magi.layout import MagiLayout
 from ringfeed.sharding.magi.slices import MaskSlices
 
 
+def magi(**options) -> MagiLayout:
+    layout = make_layout("magi", **options)
+    assert isinstance(layout, MagiLayout)
+    return layout
+
+
 def test_the_index_map_covers_the_padded_stream():
     # Chunks of ceil(37 / 16) = 3 tokens, 14 of them: 42 tokens, 5 of them padding.
-    layout = make_layout("magi")
+    layout = magi()
     partition = layout.partition([0, 1, 28, 37], cp_size=2)
 
     maps = layout.index_maps([0, 1, 28, 37], cp_size=2)
@@ -33,7 +39,7 @@ def test_the_index_map_covers_the_padded_stream():
     ],
 )
 def test_chunk_multiple(options, cp_size, sizes, expected):
-    layout = make_layout("magi", **options)
+    layout = magi(**options)
 
     assert layout.chunk_multiple(cp_size=cp_size, **sizes) == expected
     assert layout.length_multiple(cp_size) == 1
@@ -41,11 +47,11 @@ def test_chunk_multiple(options, cp_size, sizes, expected):
 
 def test_uneven_shards_cannot_be_split_again():
     with pytest.raises(ValueError, match=r"uneven=True .* tp_size=2 and unit=1 cannot split"):
-        make_layout("magi", uneven=True).chunk_multiple(cp_size=2, tp_size=2)
+        magi(uneven=True).chunk_multiple(cp_size=2, tp_size=2)
 
 
 def test_slices_come_from_slots_and_empty_slots_see_nothing():
-    layout = make_layout("magi")
+    layout = magi()
     padded, real = [0, 4, 8, 12], [0, 3, 3, 7]
 
     assert layout.slices(padded).to_tuples() == [
@@ -61,14 +67,14 @@ def test_slices_come_from_slots_and_empty_slots_see_nothing():
 
 
 def test_a_chunk_without_a_real_token_counts_as_its_slots():
-    layout = make_layout("magi")
+    layout = magi()
 
     assert layout.slices([0, 8], cu_seqlens=[0, 0]).to_tuples() == [(0, 8, 0, 8, "causal")]
 
 
 def test_a_tail_slot_is_no_work():
     # 64 tokens, 16 real: without the tail's work all chunks of the document are spread over both ranks.
-    maps = make_layout("magi").index_maps([0, 16, 64], cp_size=2, cu_seqlens=[0, 16, 16])
+    maps = magi().index_maps([0, 16, 64], cp_size=2, cu_seqlens=[0, 16, 16])
 
     keys = np.concatenate([np.arange(1, 17), np.zeros(48, dtype=int)])
     held = [int(index_map.take(keys).sum()) for index_map in maps]
@@ -79,15 +85,15 @@ def test_a_tail_slot_is_no_work():
 
 def test_a_window_makes_other_shares_than_no_window():
     offsets = [0, 4096]
-    plain = make_layout("magi", causal=False).partition(offsets, cp_size=2)
-    window = make_layout("magi", causal=False, window=(63, 0)).partition(offsets, cp_size=2)
+    plain = magi(causal=False).partition(offsets, cp_size=2)
+    window = magi(causal=False, window=(63, 0)).partition(offsets, cp_size=2)
 
     assert sum(plain.rank_areas) == 4096 * 4096
     assert sum(window.rank_areas) == 4096 * 64 - 63 * 64 // 2
 
 
 def test_at_cp_1_the_resolved_chunk_size_is_told_and_one_chunk_is_held():
-    partition = make_layout("magi", chunk_size=512).partition([0, 1001], cp_size=1)
+    partition = magi(chunk_size=512).partition([0, 1001], cp_size=1)
 
     assert (partition.chunk_size, partition.pad_size, partition.partitions) == (126, 7, [[0]])
     assert partition.shard_lens == [1008]
@@ -110,25 +116,25 @@ def test_at_cp_1_the_resolved_chunk_size_is_told_and_one_chunk_is_held():
 )
 def test_options_that_make_no_sense_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
-        make_layout("magi", **options)
+        magi(**options)
 
 
 def test_options_survive_json_and_make_the_same_layout():
     layout = MagiLayout(chunk_size=64, algorithm="topp_heap", top_p=0.5, causal=False, window=(8, -1))
 
     assert layout.options["window"] == [8, -1]
-    assert make_layout("magi", **layout.options) == layout
+    assert magi(**layout.options) == layout
 
 
 def test_a_rank_without_a_chunk_is_refused():
     # Five chunks on four ranks, two each: the chunks that see nothing go to the lowest rank until it is full.
-    layout = make_layout("magi", uneven=True, chunk_size=1, min_chunks_per_rank=1)
+    layout = magi(uneven=True, chunk_size=1, min_chunks_per_rank=1)
 
     with pytest.raises(
         ValueError, match=r"'min_heap' leaves rank 3 without one of 5 chunks.*sequential_select"
     ):
         layout.partition_slices([(0, 1, 0, 1, "full")], 5, cp_size=4)
-    other = make_layout("magi", uneven=True, chunk_size=1, algorithm="sequential_select")
+    other = magi(uneven=True, chunk_size=1, algorithm="sequential_select")
     assert other.partition_slices([(0, 1, 0, 1, "full")], 5, cp_size=4).shard_lens == [2, 1, 1, 1]
 
 
@@ -142,18 +148,18 @@ def test_a_rank_without_a_chunk_is_refused():
 )
 def test_masks_that_make_no_sense_are_refused(slices, message):
     with pytest.raises(ValueError, match=message):
-        make_layout("magi").partition_slices(slices, 64, cp_size=2)
+        magi().partition_slices(slices, 64, cp_size=2)
 
 
 def test_more_pairs_than_a_number_holds_are_refused():
     row = (0, 2**31 - 1, 0, 2**31 - 1, "full")
 
     with pytest.raises(ValueError, match=r"up to 9.22e\+18 query-key pairs"):
-        make_layout("magi").partition_slices([row, row], 2**31 - 1, cp_size=2)
+        magi().partition_slices([row, row], 2**31 - 1, cp_size=2)
 
 
 def test_positions_are_cut_off_and_the_gather_index_tells_padding():
-    partition = make_layout("magi").partition([0, 1, 28, 37], cp_size=2)
+    partition = magi().partition([0, 1, 28, 37], cp_size=2)
 
     assert partition.max_valid_ids == 37
     assert partition.position_ids(0)[-6:].tolist() == [36] * 6
@@ -164,7 +170,7 @@ def test_positions_are_cut_off_and_the_gather_index_tells_padding():
 
 def test_fingerprint_covers_mask_rule_and_result():
     def fingerprint(offsets=(0, 100, 512), cp_size=2, **options):
-        return make_layout("magi", **options).partition(list(offsets), cp_size=cp_size).fingerprint
+        return magi(**options).partition(list(offsets), cp_size=cp_size).fingerprint
 
     prints = [
         fingerprint(),
@@ -184,7 +190,7 @@ def test_fingerprint_covers_mask_rule_and_result():
 
 def test_fingerprint_does_not_depend_on_the_order_of_the_slices():
     rows = [(0, 30, 0, 30, "causal"), (30, 64, 30, 64, "causal")]
-    layout = make_layout("magi")
+    layout = magi()
 
     forward, backward = (
         layout.partition_slices(MaskSlices.read(some), 64, cp_size=2) for some in (rows, rows[::-1])
