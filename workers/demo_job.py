@@ -27,6 +27,8 @@ class TrainJob:
     dp_size: int
     cp_size: int
     steps: int
+    slots_per_step: int
+    """Of the whole step, to show how far a rank is."""
     vocab_size: int
     is_sharded: bool
     """Gathered attention over a cp group; otherwise plain attention, document by document."""
@@ -35,6 +37,11 @@ class TrainJob:
     def num_ranks(self) -> int:
         """Processes of the run."""
         return self.dp_size * self.cp_size
+
+    @property
+    def slots_per_rank(self) -> int:
+        """Slots of a step that one rank holds."""
+        return self.slots_per_step // self.num_ranks
 
     @property
     def rendezvous(self) -> Path:

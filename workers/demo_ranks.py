@@ -30,10 +30,11 @@ class _Rank:
     rank: int
     process: "subprocess.Popen[bytes]"
 
-    def steps_done(self) -> int:
-        """Count the lines of the record so far, at most one a step."""
+    def slots_done(self) -> int:
+        """Count the slots of the steps in the record so far; its last line is no step."""
         record = self.job.record(self.rank)
-        return min(self.job.steps, record.read_bytes().count(b"\n")) if record.exists() else 0
+        lines = record.read_bytes().count(b"\n") if record.exists() else 0
+        return min(self.job.steps, lines) * self.job.slots_per_rank
 
 
 def run_jobs(jobs: Sequence[TrainJob], *, progress: Progress) -> list[list[RankRecord]]:
@@ -43,7 +44,7 @@ def run_jobs(jobs: Sequence[TrainJob], *, progress: Progress) -> list[list[RankR
         JobFailedError: if a process fails: the others are ended, and its last line is told.
     """
     ranks: list[_Rank] = []
-    progress.begin("train", total=sum(job.steps * job.num_ranks for job in jobs), unit="steps")
+    progress.begin("train", total=sum(job.steps * job.slots_per_step for job in jobs), unit="tokens")
     try:
         for job in jobs:
             ranks.extend(_start(job, rank) for rank in range(job.num_ranks))
@@ -83,7 +84,7 @@ def _wait(ranks: Sequence[_Rank], progress: Progress) -> None:
             # One that lost its peer fails, too, and later than the cause did.
             raise _failure(min(failed, key=_last_words), progress)
         running = [rank for rank in running if rank.process.returncode is None]
-        done = sum(rank.steps_done() for rank in ranks)
+        done = sum(rank.slots_done() for rank in ranks)
         progress.advance(done - shown)
         shown = done
         time.sleep(_POLL_SECONDS)

@@ -1,4 +1,7 @@
 """Attention over a context-parallel share; each backend is a module, imported when it is used.
 
-``allgather``   gathers keys and values over the ring and masks by document and position; takes any layout
+``allgather``        gathers keys and values of all ranks, masks by document and position; takes any layout
+``gather``           the differentiable collective below it
+``block_attention``  attention of some queries to a chunk's keys, in bounded memory
+``query_blocks``     which queries share a range of keys
 """

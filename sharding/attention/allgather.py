@@ -89,8 +89,6 @@ def allgather_context(
     # A rank that holds every token (cp 1, layout identity) has the keys already.
     parts = [local] if len(local) == num_tokens else [expand_runs(m.runs) for m in index_maps]
     part_length = max(len(part) for part in parts)
-    order = _key_order(parts, num_tokens, part_length)
-    in_order = len(order) == len(parts) * part_length and bool((np.diff(order) == 1).all())
     return AllGatherContext(
         local_document_ids=torch.from_numpy(documents[local]),
         local_positions=torch.from_numpy(positions[local]),
@@ -100,7 +98,7 @@ def allgather_context(
         key_ranges=KeyRanges.plan(
             starts[local], np.where(documents[local] < 0, 0, local + 1), num_keys=num_tokens
         ),
-        key_order=None if in_order else torch.from_numpy(order),
+        key_order=_key_order(parts, num_tokens, part_length),
         num_parts=len(parts),
         part_length=part_length,
         cp_rank=cp_rank,
@@ -127,8 +125,8 @@ def _describe(
     return documents, positions, np.pad(starts, beyond)
 
 
-def _key_order(parts: Sequence[NDArray[np.int64]], num_tokens: int, part_length: int) -> NDArray[np.int64]:
-    """Return int64 [T]: the row of each chunk token in the gathered parts."""
+def _key_order(parts: Sequence[NDArray[np.int64]], num_tokens: int, part_length: int) -> Tensor | None:
+    """Return int64 [T]: the row of each chunk token in the gathered parts; None if row i is token i."""
     held = np.concatenate(parts)
     holders = np.bincount(held, minlength=num_tokens)
     if (holders != 1).any():
@@ -140,7 +138,9 @@ def _key_order(parts: Sequence[NDArray[np.int64]], num_tokens: int, part_length:
     rows = [part_length * rank + np.arange(len(part)) for rank, part in enumerate(parts)]
     order = np.empty(num_tokens, dtype=np.int64)
     order[held] = np.concatenate(rows)
-    return order
+    if len(parts) * part_length == num_tokens and (order == np.arange(num_tokens)).all():
+        return None
+    return torch.from_numpy(order)
 
 
 def allgather_attention(

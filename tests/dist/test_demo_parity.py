@@ -51,6 +51,8 @@ def small_demo(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(demo, "standard_library_sources", lambda: (write_sources(base / "sources"),))
         patch.setattr(demo, "PACK_TOKENS", 512)
+        # Two micro-batches a step: their sum is what must be equal.
+        patch.setattr(demo, "PACKS_PER_STEP", 4)
         patch.setattr(shard_job, "_run_on_ray", shard_here)
         config = DemoConfig.model_validate({"output": base / "run", "steps": STEPS})
         return base / "run", demo.run_demo(config, progress=SilentProgress())
@@ -99,6 +101,7 @@ def test_more_steps_than_the_plan_has_are_refused(small_demo, monkeypatch):
     folder, _ = small_demo
     monkeypatch.setattr(demo, "standard_library_sources", lambda: (folder.parent / "sources",))
     monkeypatch.setattr(demo, "PACK_TOKENS", 512)
+    monkeypatch.setattr(demo, "PACKS_PER_STEP", 4)
     config = DemoConfig.model_validate({"output": folder, "steps": 1000})
     with pytest.raises(ValueError, match="steps=1000: the plan has"):
         demo.run_demo(config, progress=SilentProgress())
