@@ -21,14 +21,7 @@ from ringfeed.pipeline.plan_source import PlanSource
 from ringfeed.pipeline.skip import check_steps, read_skip_list
 from ringfeed.pipeline.store import SHARDS_FORMAT, FileStore
 from ringfeed.pipeline.view_source import NO_OVERLAY
-from ringfeed.sharding.layouts import (
-    ContiguousLayout,
-    HeadTailLayout,
-    IdentityLayout,
-    TeLayout,
-    WholeDocumentLayout,
-    make_layout,
-)
+from ringfeed.sharding.layouts import LAYOUT_NAMES, make_layout
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,11 +30,6 @@ if TYPE_CHECKING:
     from ringfeed.sharding.layouts import Layout
 
 __all__ = ["SourceOptions", "open_source"]
-
-_LAYOUT_NAMES = tuple(
-    layout.name
-    for layout in (TeLayout, HeadTailLayout, ContiguousLayout, WholeDocumentLayout, IdentityLayout)
-)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,7 +79,7 @@ def _open_plan(folder: Path, options: SourceOptions) -> ViewSource:
     layout = _as_layout(options.layout)
     if layout is None:
         raise ValueError(
-            f"{folder} is a plan, which has no layout: pass layout=, one of {', '.join(_LAYOUT_NAMES)}"
+            f"{folder} is a plan, which has no layout: pass layout=, one of {', '.join(LAYOUT_NAMES)}"
         )
     corpora = plan.open_corpora(options.corpus)
     asked = OpenOptions(

@@ -15,15 +15,18 @@ import numpy as np
 from ringfeed.sharding.index_map import IndexMap
 from ringfeed.sharding.layout_contract import Layout, check_ranks, checked_offsets
 from ringfeed.sharding.magi.layout import MagiLayout
+from ringfeed.sharding.ptrr import PtrrLayout
 from ringfeed.sharding.run_kernels import Int64Array, dual_chunk_runs
 from ringfeed.sharding.whole_document import WholeDocumentLayout
 
 __all__ = [
+    "LAYOUT_NAMES",
     "ContiguousLayout",
     "HeadTailLayout",
     "IdentityLayout",
     "Layout",
     "MagiLayout",
+    "PtrrLayout",
     "TeLayout",
     "WholeDocumentLayout",
     "make_layout",
@@ -137,16 +140,21 @@ _LAYOUTS: dict[str, type[Layout]] = {
         ContiguousLayout,
         WholeDocumentLayout,
         MagiLayout,
+        PtrrLayout,
         IdentityLayout,
     )
 }
+
+LAYOUT_NAMES: tuple[str, ...] = tuple(_LAYOUTS)
+"""What ``make_layout`` knows."""
 
 
 def make_layout(name: str, **options: Any) -> Layout:
     """Return the layout called ``name``, set up with its own ``options``.
 
     Args:
-        name: one of ``te``, ``head_tail``, ``contiguous``, ``whole_document``, ``magi``, ``identity``.
+        name: one of ``LAYOUT_NAMES``: ``te``, ``head_tail``, ``contiguous``, ``whole_document``, ``magi``,
+            ``ptrr``, ``identity``.
         **options: fields of that layout's class.
 
     Raises:
