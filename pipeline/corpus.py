@@ -14,7 +14,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from ringfeed.pipeline.documents_table import Columns, map_documents
+from ringfeed.pipeline.documents_table import PAGE_ROWS, Columns, map_documents, map_pages, page_digest
 from ringfeed.pipeline.manifest import (
     CorruptDataError,
     FileEntry,
@@ -25,10 +25,11 @@ from ringfeed.pipeline.manifest import (
 )
 from ringfeed.pipeline.token_files import TOKEN_DTYPES, map_tokens, token_file_name
 
-__all__ = ["CORPUS_FORMAT", "DOCUMENTS_FILE", "INPUTS_FILE", "Corpus"]
+__all__ = ["CORPUS_FORMAT", "DOCUMENTS_FILE", "INPUTS_FILE", "PAGES_FILE", "Corpus"]
 
 CORPUS_FORMAT = "ringfeed-corpus"
 DOCUMENTS_FILE = "documents.arrow"
+PAGES_FILE = "documents.pages.arrow"
 INPUTS_FILE = "inputs.arrow"
 
 # A mapping costs a file descriptor, and a process has about a thousand.
@@ -45,6 +46,9 @@ class Corpus:
         self.path = path
         self.manifest = manifest
         self._columns = columns
+        self._page_digests: NDArray[np.uint64] | None = None
+        # A byte for 4,096 documents: this is all that grows with the corpus.
+        self._checked_pages = np.zeros(-(-self.num_documents // PAGE_ROWS), dtype=np.bool_)
         self._token_views: OrderedDict[int, NDArray[np.integer]] = OrderedDict()
         self._num_token_files = sum(entry.path.startswith("tokens-") for entry in manifest.files)
 
@@ -55,8 +59,9 @@ class Corpus:
         Args:
             path: its folder.
             check: ``table``: sizes of all files and the hash of the documents table, since wrong
-                lengths would make a wrong plan. ``sizes``: sizes only. Token bytes are checked per
-                document (``check_document``) or by ``ringfeed verify``.
+                lengths would make a wrong plan. ``sizes``: sizes only, for who reads a few rows and
+                checks those (``check_rows``). Token bytes are checked per document
+                (``check_document``) or by ``ringfeed verify``.
 
         Raises:
             ValueError: if there is none, it is half-written, or from a newer ringfeed.
@@ -68,7 +73,13 @@ class Corpus:
             check_size(folder, entry)
             if check == "table" and entry.path == DOCUMENTS_FILE:
                 check_file(folder, entry)
-        return cls(folder, manifest, map_documents(folder / DOCUMENTS_FILE))
+        corpus = cls(folder, manifest, map_documents(folder / DOCUMENTS_FILE))
+        if corpus.num_documents != manifest.facts["num_documents"]:
+            raise CorruptDataError(
+                f"{folder / DOCUMENTS_FILE} has {corpus.num_documents} rows, the manifest says "
+                f"{manifest.facts['num_documents']}; restore it from a copy or ingest again"
+            )
+        return corpus
 
     @property
     def num_documents(self) -> int:
@@ -162,6 +173,23 @@ class Corpus:
             columns["token_start"][ids].view(np.int64),
             columns["length"][ids].view(np.int64),
         )
+
+    def check_rows(self, ids: NDArray[np.integer]) -> None:
+        """Hash the pages of the table that documents (int [D], which exist) are in, each once, and compare.
+
+        Raises:
+            CorruptDataError: if a byte of such a page changed; names the table.
+        """
+        pages = np.asarray(ids, dtype=np.int64) // PAGE_ROWS
+        for page in np.unique(pages[~self._checked_pages[pages]]).tolist():
+            if self._page_digests is None:
+                self._page_digests = map_pages(self.path / PAGES_FILE)
+            if page_digest(self._columns, page) != int(self._page_digests[page]):
+                raise CorruptDataError(
+                    f"{self.path / DOCUMENTS_FILE} is damaged in rows {page * PAGE_ROWS} and following "
+                    f"(their xxh3_64 is not what {PAGES_FILE} says); restore both from a copy or ingest again"
+                )
+            self._checked_pages[page] = True
 
     def check_document(self, index: int) -> None:
         """Hash the tokens of a document and compare.

@@ -123,6 +123,16 @@ class CorpusSet:
         corpus, local = self._local(index)
         return corpus.document(local)
 
+    def check_rows(self, ids: NDArray[np.integer]) -> None:
+        """Check the rows of documents (int [D]) in the tables of their corpora.
+
+        Raises:
+            CorruptDataError: if a byte near one of them changed; names the table.
+        """
+        sources = self.source_of(ids)
+        for source in np.unique(sources).tolist():
+            self.corpora[source].check_rows(np.asarray(ids)[sources == source] - self.bounds[source])
+
     def check_document(self, index: int) -> None:
         """Hash the tokens of one document and compare.
 

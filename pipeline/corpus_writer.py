@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ringfeed.pipeline.corpus import CORPUS_FORMAT, DOCUMENTS_FILE, INPUTS_FILE, Corpus
+from ringfeed.pipeline.corpus import CORPUS_FORMAT, DOCUMENTS_FILE, INPUTS_FILE, PAGES_FILE, Corpus
 from ringfeed.pipeline.document_writer import TOKEN_FILE_BYTES, DocumentWriter
-from ringfeed.pipeline.documents_table import content_digest, write_documents
+from ringfeed.pipeline.documents_table import content_digest, write_documents, write_pages
 from ringfeed.pipeline.manifest import FORMAT_VERSION, Manifest, file_entry, fingerprint
 from ringfeed.pipeline.sources.token_batch import TokenBatch, hash_documents
 from ringfeed.pipeline.staging import StagedFolder, write_atomically
@@ -58,6 +58,8 @@ def publish_corpus(
     columns = writer.finish()
     with write_atomically(staged.path / DOCUMENTS_FILE) as temporary:
         write_documents(temporary, columns)
+    with write_atomically(staged.path / PAGES_FILE) as temporary:
+        num_pages = write_pages(temporary, columns)
     counts = {"num_documents": writer.state.num_documents, "num_tokens": writer.state.num_tokens}
     made_from = {
         "format_version": FORMAT_VERSION,
@@ -69,6 +71,7 @@ def publish_corpus(
     num_inputs = _count_rows(staged.path / INPUTS_FILE)
     files = (
         file_entry(staged.path, DOCUMENTS_FILE, writer.state.num_documents),
+        file_entry(staged.path, PAGES_FILE, num_pages),
         file_entry(staged.path, INPUTS_FILE, num_inputs),
         *writer.entries,
     )

@@ -4,7 +4,8 @@ In:   rows of finished token files (``pipeline/corpus_writer.py``)
 Out:  one record batch, however many documents there are, written with bounded memory
 
 A corpus of a billion documents has a table larger than memory, and a loader must read single rows
-of it at once: so each column lies in one piece in the file, and is mapped, not read.
+of it at once: so each column lies in one piece in the file, and is mapped, not read. For the same reason
+the rows are hashed page by page (``documents.pages.arrow``): whoever reads a few rows checks their pages.
 """
 
 from collections.abc import Iterable
@@ -20,12 +21,16 @@ from ringfeed.pipeline.token_files import DAMAGE
 
 __all__ = [
     "COLUMNS",
+    "PAGE_ROWS",
     "Columns",
     "content_digest",
     "map_documents",
+    "map_pages",
     "merge_columns",
+    "page_digest",
     "read_rows",
     "write_documents",
+    "write_pages",
 ]
 
 COLUMNS: dict[str, np.dtype] = {
@@ -44,6 +49,9 @@ where the tokens are, in elements. xxh3_64: of the document's token bytes, littl
 
 Columns = dict[str, NDArray[np.generic]]
 """Arrays of one length, under the names of ``COLUMNS``."""
+
+PAGE_ROWS = 4096
+"""Rows that are hashed together: a shuffled plan reads 256 neighbours at a time, far apart."""
 
 _DIGESTED = ("length", "supervised", "xxh3_64")
 _HASH_ROWS = 1 << 20
@@ -95,6 +103,39 @@ def merge_columns(parts: Iterable[Columns], scratch: Path) -> Columns:
         for stream in streams.values():
             stream.close()
     return {name: np.memmap(path, dtype=COLUMNS[name], mode="r") for name, path in paths.items()}
+
+
+def page_digest(columns: Columns, page: int) -> int:
+    """Return xxh3_64 over the rows of one page, column after column."""
+    digest = xxhash.xxh3_64()
+    rows = slice(page * PAGE_ROWS, (page + 1) * PAGE_ROWS)
+    for name in COLUMNS:
+        digest.update(np.ascontiguousarray(columns[name][rows]).data)
+    return digest.intdigest()
+
+
+def write_pages(path: Path, columns: Columns) -> int:
+    """Write the digests of all pages of ``columns``; return how many there are."""
+    num_pages = -(-len(columns["length"]) // PAGE_ROWS)
+    digests = np.fromiter((page_digest(columns, page) for page in range(num_pages)), np.uint64, num_pages)
+    batch = pa.record_batch([pa.array(digests)], names=["xxh3_64"])
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return num_pages
+
+
+def map_pages(path: Path) -> NDArray[np.uint64]:
+    """Return the digest of each page, uint64 [pages], read-only and memory-mapped.
+
+    Raises:
+        CorruptDataError: if the file is not there, or no such table any more.
+    """
+    try:
+        batch = pa.ipc.open_file(pa.memory_map(str(path))).get_batch(0)
+        batch.validate()
+        return _as_array(batch.column("xxh3_64"), np.dtype(np.uint64)).view(np.uint64)
+    except DAMAGE as error:
+        raise CorruptDataError(f"{path} cannot be read: {error}") from None
 
 
 def content_digest(columns: Columns) -> str:

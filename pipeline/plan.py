@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -200,8 +200,18 @@ class Plan:
         """Return the fingerprint of each corpus in command order."""
         return [source.fingerprint for source in self._recipe.sources]
 
-    def open_corpora(self, override: str | Path | Sequence[str | Path] | None = None) -> "CorpusSet":
+    def open_corpora(
+        self,
+        override: str | Path | Sequence[str | Path] | None = None,
+        *,
+        check: Literal["table", "sizes"] = "sizes",
+    ) -> "CorpusSet":
         """Open the plan's corpora, or those at ``override``, and check that they are the planned ones.
+
+        Args:
+            override: paths in command order.
+            check: as in ``Corpus.open``. A rank of a large run must not read the whole table, so by default
+                rows are checked where they are used.
 
         Raises:
             ValueError: if they are not what the plan was made from (with the difference), or it was made from
@@ -212,7 +222,7 @@ class Plan:
         paths: Sequence[str | Path] = self.corpus_paths()
         if override is not None:
             paths = [override] if isinstance(override, str | Path) else list(override)
-        corpora = CorpusSet.open(paths)
+        corpora = CorpusSet.open(paths, check=check)
         self._check_corpora(corpora, paths)
         return corpora
 

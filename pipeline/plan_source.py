@@ -3,8 +3,8 @@
 In:   ``Plan`` (``pipeline/plan.py``), ``CorpusSet`` (``pipeline/corpus_set.py``), ``ViewSpec``
 Out:  ``PackView``s of any rank (``pipeline/view_source.py``), filled straight from the mapped documents
 
-A rank copies its own runs and nothing else: no chunk is ever built. Whole documents are hashed once,
-when they are first touched.
+A rank copies its own runs and nothing else: no chunk is ever built. Whole documents, and their rows of the
+documents table, are hashed when they are first touched: opening reads neither.
 """
 
 from __future__ import annotations
@@ -175,7 +175,8 @@ class PlanSource:
         return int(supervised)
 
     def _check_documents(self, documents: Int64Array) -> None:
-        """Hash each document that was not checked lately."""
+        """Hash each document that was not checked lately, and its row of the table."""
+        self._corpora.check_rows(documents)
         for document in documents.tolist():
             if document in self._checked:
                 self._checked.move_to_end(document)
@@ -209,6 +210,7 @@ class PlanSource:
         counts = np.zeros((packs.num_packs, len(self.sources)), dtype=np.int64)
         pieces = packs.pieces.take(np.flatnonzero(chosen))
         if len(pieces):
+            self._corpora.check_rows(pieces.documents)
             owners = np.repeat(np.arange(packs.num_packs), np.diff(packs.offsets))[chosen]
             found = supervised_tokens(
                 self._corpora.lengths(pieces.documents),

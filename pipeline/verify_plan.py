@@ -95,7 +95,7 @@ def open_planned_documents(plan: Plan) -> tuple[DocumentTable | None, list[Findi
         return None, [], [f"{', '.join(missing)} is not there: documents were not counted (L3)"]
     try:
         if plan.recipe.sources[0].kind == "corpus":
-            return CorpusTable(plan.open_corpora()), [], []
+            return CorpusTable(plan.open_corpora(check="table")), [], []
         table = LengthsTable.open(paths[0])
     except CorruptDataError as error:
         return None, [Finding(file=str(paths[0]), problem=str(error))], []

@@ -136,6 +136,20 @@ def test_a_flipped_byte_of_the_table_is_refused_when_opened(corpus, tmp_path):
         flip(path, position)
 
 
+def test_a_flipped_byte_of_the_table_is_found_where_its_rows_are_used(tmp_path, monkeypatch):
+    monkeypatch.setattr("ringfeed.pipeline.documents_table.PAGE_ROWS", 2)
+    monkeypatch.setattr("ringfeed.pipeline.corpus.PAGE_ROWS", 2)
+    write_corpus(tmp_path / "c", [np.array([1, 2, 3]), np.array([4]), np.array([5, 6])], name="c")
+    path = tmp_path / "c" / "documents.arrow"
+    lengths = np.array([3, 1, 2], dtype=np.int64)
+    path.write_bytes(path.read_bytes().replace(lengths.tobytes(), (lengths - [1, 0, 0]).tobytes()))
+    damaged = Corpus.open(tmp_path / "c", check="sizes")
+    damaged.check_rows(np.array([2]))
+    for document in (0, 1):
+        with pytest.raises(CorruptDataError, match=r"documents\.arrow is damaged in rows 0 and following"):
+            damaged.check_rows(np.array([2, document]))
+
+
 def test_a_table_that_points_outside_is_found_without_its_hash(corpus, tmp_path):
     path = tmp_path / "web" / "documents.arrow"
     data = path.read_bytes()

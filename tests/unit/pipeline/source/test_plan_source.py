@@ -5,6 +5,9 @@ import pytest
 
 from ringfeed.pipeline.corpus_writer import write_corpus
 from ringfeed.pipeline.manifest import CorruptDataError
+from ringfeed.pipeline.plan import Plan
+from ringfeed.pipeline.planner.options import PlanOptions
+from ringfeed.pipeline.planner.run import run_plan
 from ringfeed.pipeline.skip import skip_list
 
 
@@ -35,10 +38,6 @@ def test_what_is_held_is_one_views_own_share(plan, open_source):
 
 
 def test_a_flipped_token_is_found_when_its_document_is_touched(tmp_path, documents, make_plan, open_source):
-    from ringfeed.pipeline.plan import Plan
-    from ringfeed.pipeline.planner.options import PlanOptions
-    from ringfeed.pipeline.planner.run import run_plan
-
     corpus = write_corpus(tmp_path / "corpus", documents, name="small", pad_id=9)
     run_plan(
         PlanOptions(
@@ -154,3 +153,39 @@ def test_a_tail_slot_is_there_exactly_when_room_is_left(plan, open_source):
             assert np.diff(found.view.cu_seqlens)[-1] == 0
         seen.add(tails)
     assert seen == {0, 1}
+
+
+def test_opening_reads_no_row_of_the_documents_table(plan, monkeypatch):
+    """A corpus of a billion documents has a table of 50 GB, and a run has thousands of ranks."""
+    hashed = []
+    monkeypatch.setattr("ringfeed.pipeline.corpus.check_file", lambda _, entry: hashed.append(entry.path))
+    plan.open_corpora().close()
+    assert hashed == []
+    plan.open_corpora(check="table").close()
+    assert hashed == ["documents.arrow"]
+
+
+def test_a_flipped_row_is_found_when_its_document_is_touched(tmp_path, documents, monkeypatch, open_source):
+    monkeypatch.setattr("ringfeed.pipeline.documents_table.PAGE_ROWS", 1)
+    monkeypatch.setattr("ringfeed.pipeline.corpus.PAGE_ROWS", 1)
+    corpus = write_corpus(tmp_path / "corpus", documents, name="small", pad_id=9)
+    run_plan(
+        PlanOptions(
+            output=tmp_path / "plan", corpora=[corpus.path], pack_tokens=128, packs_per_step=2, max_cp=2
+        )
+    )
+    path = corpus.path / "documents.arrow"
+    data = bytearray(path.read_bytes())
+    lengths = np.array([len(document) for document in documents], dtype="<i8")
+    data[data.find(lengths.tobytes()) + 8 * 7] ^= 1
+    path.write_bytes(data)
+    source = open_source(Plan.open(tmp_path / "plan"))
+    for step, pack in all_packs(source):
+        if 7 in source._plan.step_packs(step).pack(pack).documents:
+            with pytest.raises(CorruptDataError, match=r"documents\.arrow is damaged in rows 7"):
+                source.pack_view(step, pack, cp_rank=0)
+        else:
+            source.pack_view(step, pack, cp_rank=0)
+    skipping = open_source(Plan.open(tmp_path / "plan"), overlay=skip_list([7]))
+    with pytest.raises(CorruptDataError, match=r"documents\.arrow is damaged in rows 7"):
+        list(map(skipping.step_facts, range(skipping.num_steps)))
