@@ -24,10 +24,17 @@ def test_a_shuffled_epoch_has_every_document_once(size, seed):
     assert np.array_equal(np.sort(drawn(size, seed=seed)), np.arange(size))
 
 
-def test_seeds_and_epochs_have_their_own_orders():
-    orders = [drawn(1000, seed=1), drawn(1000, seed=2), drawn(1000, seed=1, epoch=1)]
+@pytest.mark.parametrize("size", [200, 1000])
+def test_seeds_and_epochs_have_their_own_orders(size):
+    orders = [drawn(size, seed=1), drawn(size, seed=2), drawn(size, seed=1, epoch=1)]
 
     assert len({tuple(order.tolist()) for order in orders}) == 3
+
+
+def test_seeds_and_epochs_have_their_own_blocks():
+    blocks = [Draw(500_000, seed=seed, epochs=2).block(epoch, 0) for seed, epoch in ((1, 0), (2, 0), (1, 1))]
+
+    assert len({frozenset(block.tolist()) for block in blocks}) == 3
 
 
 def test_an_order_is_the_same_for_ever():
