@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+from numba import njit
 
 from ringfeed.sharding.index_map import IndexMap
 from ringfeed.sharding.layout_contract import Layout, check_ranks, checked_offsets
@@ -69,7 +70,7 @@ class PtrrLayout(Layout):
     def _deal(self, cu_seqlens_padded: Any, cp_size: int, cu_seqlens: Any) -> Int64Array:
         offsets = checked_offsets(self, cu_seqlens_padded, cp_size=cp_size)
         real_offsets = offsets if cu_seqlens is None else as_real_offsets(cu_seqlens, offsets)
-        return deal_blocks(block_times(offsets, real_offsets, block=self.block), num_ranks=cp_size)
+        return deal_blocks(block_times(offsets, real_offsets, self.block), cp_size)
 
     def _index_map(self, blocks: Int64Array, cp_size: int) -> IndexMap:
         num_tokens = len(blocks) * cp_size * self.block
@@ -81,7 +82,8 @@ class PtrrLayout(Layout):
         return IndexMap.from_merged(merged, num_tokens, num_local)
 
 
-def block_times(offsets: Int64Array, real_offsets: Int64Array, *, block: int) -> Int64Array:
+@njit(cache=True, nogil=True)
+def block_times(offsets: Int64Array, real_offsets: Int64Array, block: int) -> Int64Array:
     """Return the number of key blocks that each block of queries sees, int64 [M].
 
     Args:
@@ -89,24 +91,45 @@ def block_times(offsets: Int64Array, real_offsets: Int64Array, *, block: int) ->
         real_offsets: real offsets [N + 1]; a slot of real length 0 sees nothing.
         block: tokens of a block.
     """
-    is_real = np.diff(real_offsets) > 0
-    starts, ends = offsets[:-1][is_real], offsets[1:][is_real]
-    blocks = np.arange(offsets[-1] // block)
-    # The first document with a token in the block reaches back furthest; later ones begin inside it.
-    first = np.searchsorted(ends, blocks * block, side="right")
-    # One more than all: a block behind the last document sees nothing.
-    start = np.append(starts, offsets[-1])[first]
-    seen: Int64Array = np.maximum(blocks - start // block, 0) + (start < (blocks + 1) * block)
-    return seen
+    num_slots = len(offsets) - 1
+    times = np.zeros(offsets[-1] // block, dtype=np.int64)
+    slot = 0
+    for index in range(len(times)):
+        start = index * block
+        while slot < num_slots and (
+            offsets[slot + 1] <= start or real_offsets[slot + 1] == real_offsets[slot]
+        ):
+            slot += 1
+        # The first document in the block reaches back furthest; later ones begin inside it.
+        if slot < num_slots and offsets[slot] < start + block:
+            times[index] = 1 + max(index - offsets[slot] // block, 0)
+    return times
 
 
-def deal_blocks(times: Int64Array, *, num_ranks: int) -> Int64Array:
+@njit(cache=True, nogil=True)
+def deal_blocks(times: Int64Array, num_ranks: int) -> Int64Array:
     """Return the blocks of each rank in rising order, int64 [R, M / R].
 
     Args:
-        times: int64 [M], M a multiple of R.
+        times: int64 [M] of at least 0, M a multiple of R.
         num_ranks: R.
     """
-    rounds = np.argsort(-times, kind="stable").reshape(-1, num_ranks)
-    rounds[1::2] = rounds[1::2, ::-1].copy()
-    return np.sort(rounds, axis=0).T
+    num_blocks = len(times)
+    # No time is above M. ``places[t]`` is where the next block of time t stands, longest first.
+    places = np.zeros(num_blocks + 1, dtype=np.int64)
+    for time in times:
+        places[time] += 1
+    before = 0
+    for time in range(num_blocks, -1, -1):
+        before, places[time] = before + places[time], before
+    dealt = np.empty((num_ranks, num_blocks // num_ranks), dtype=np.int64)
+    held = np.zeros(num_ranks, dtype=np.int64)
+    # In chunk order, so that ties and each rank's blocks come in that order without a sort.
+    for index in range(num_blocks):
+        turn, rank = divmod(places[times[index]], num_ranks)
+        places[times[index]] += 1
+        if turn % 2:
+            rank = num_ranks - 1 - rank
+        dealt[rank, held[rank]] = index
+        held[rank] += 1
+    return dealt
