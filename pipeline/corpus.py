@@ -15,6 +15,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from ringfeed.pipeline.documents_table import PAGE_ROWS, Columns, map_documents, map_pages, page_digest
+from ringfeed.pipeline.environment import max_mapped_files
 from ringfeed.pipeline.manifest import (
     CorruptDataError,
     FileEntry,
@@ -32,9 +33,6 @@ DOCUMENTS_FILE = "documents.arrow"
 PAGES_FILE = "documents.pages.arrow"
 INPUTS_FILE = "inputs.arrow"
 
-# A mapping costs a file descriptor, and a process has about a thousand.
-_MAX_OPEN_FILES = 128
-
 
 class Corpus:
     """One ingested corpus. Document ids count from 0. Open it with ``Corpus.open``.
@@ -50,6 +48,8 @@ class Corpus:
         # A byte for 4,096 documents: this is all that grows with the corpus.
         self._checked_pages = np.zeros(-(-self.num_documents // PAGE_ROWS), dtype=np.bool_)
         self._token_views: OrderedDict[int, NDArray[np.integer]] = OrderedDict()
+        self.max_mapped_files = max_mapped_files()
+        """Token files that stay mapped; corpora that are used together share what a process may."""
         self._num_token_files = sum(entry.path.startswith("tokens-") for entry in manifest.files)
 
     @classmethod
@@ -157,7 +157,7 @@ class Corpus:
         if view is None:
             view = self._map(token_file)
             self._token_views[token_file] = view
-            if len(self._token_views) > _MAX_OPEN_FILES:
+            if len(self._token_views) > self.max_mapped_files:
                 self._token_views.popitem(last=False)
         else:
             self._token_views.move_to_end(token_file)

@@ -60,7 +60,10 @@ class CorpusSet:
                 tokenizer, pad id or mask rule (with the difference).
             CorruptDataError: if one is damaged.
         """
-        return cls([Corpus.open(path, check=check) for path in paths])
+        corpora = [Corpus.open(path, check=check) for path in paths]
+        for corpus in corpora:
+            corpus.max_mapped_files = max(1, corpus.max_mapped_files // len(corpora))
+        return cls(corpora)
 
     @property
     def num_documents(self) -> int:

@@ -10,7 +10,7 @@ against what the folder was made from, exactly once (L3), tiling (L6) and equali
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 
@@ -24,9 +24,6 @@ from ringfeed.pipeline.shard_files import folder_name
 from ringfeed.pipeline.store import SHARDS_FORMAT
 from ringfeed.pipeline.verify_plan import check_blocks, check_coverage, open_planned_documents
 from ringfeed.pipeline.verify_shards import check_folder, open_sharded_plan
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 __all__ = ["verify"]
 
@@ -122,10 +119,8 @@ def _verify_shards(
     check, findings, unchecked = open_sharded_plan(path, manifest)
     num_steps, per_folder = int(manifest.facts["num_steps"]), int(manifest.facts["steps_per_folder"])
     indices = range(-(-num_steps // per_folder))
-    bad = {finding.file for finding in damaged}
-    sound = [
-        index for index in indices if not any(str(path / name) in bad for name in _names_of(manifest, index))
-    ]
+    bad = {str(Path(finding.file).parent) for finding in damaged}
+    sound = [index for index in indices if str(path / folder_name(index)) not in bad]
     if len(sound) < len(indices):
         unchecked = [*unchecked, f"{len(indices) - len(sound)} folders of steps, since files are damaged"]
     progress.begin("comparing views", total=len(sound), unit="folders")
@@ -134,7 +129,3 @@ def _verify_shards(
         progress.advance(1)
     progress.end()
     return findings, {"steps": num_steps, "folders": len(sound)}, unchecked
-
-
-def _names_of(manifest: Manifest, index: int) -> list[str]:
-    return [entry.path for entry in manifest.files if entry.path.startswith(folder_name(index) + "/")]

@@ -73,6 +73,18 @@ def test_a_damaged_table_never_becomes_an_address(tmp_path):
         damaged.piece_tokens(np.array([1]), np.array([0]), np.array([1]))
 
 
+def test_corpora_share_the_files_that_a_process_may_map(tmp_path, monkeypatch):
+    monkeypatch.setattr("ringfeed.pipeline.corpus.max_mapped_files", lambda: 12)
+    for number in range(3):
+        documents = [np.full(10, i) for i in range(9)]
+        write_corpus(tmp_path / f"c{number}", documents, name=f"c{number}", token_file_bytes=1)
+    corpora = CorpusSet.open([tmp_path / f"c{number}" for number in range(3)])
+    ids = np.arange(27)
+    found = corpora.piece_tokens(ids, np.zeros(27, dtype=int), np.full(27, 10))
+    assert len(set(found.addresses.tolist())) == 27
+    assert sum(len(corpus._token_views) for corpus in corpora.corpora) == 12
+
+
 def test_one_path_twice_counts_twice_under_two_names(tmp_path):
     write_corpus(tmp_path / "web", WEB, name="web")
     twice = CorpusSet.open([tmp_path / "web", tmp_path / "." / "web"])
