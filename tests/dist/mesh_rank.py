@@ -1,0 +1,67 @@
+"""One rank of ``test_mesh_build.py``: SCRIPT FOLDER NUM_RANKS RANK, told its rank as srun would."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from ringfeed.sharding.mesh import AXES, MeshShape, get_submesh, mesh_axis_size
+from ringfeed.sharding.mesh_build import build_device_mesh
+from ringfeed.sharding.mesh_environment import read_rank_environment
+
+
+def slurm_variables(folder: Path, num_ranks: int, rank: int) -> dict[str, str]:
+    return {
+        "SLURM_PROCID": str(rank),
+        "SLURM_NTASKS": str(num_ranks),
+        "SLURM_LOCALID": str(rank),
+        "SLURM_JOB_ID": "77",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": (folder / "port").read_text(),
+    }
+
+
+def check_axis(mesh, shape: MeshShape, axis: str, rank: int) -> None:
+    submesh, members = mesh[axis], shape.group(axis, rank)
+    assert dist.get_process_group_ranks(submesh.get_group()) == members, axis
+    assert submesh.size() == shape.size(axis) == len(members), axis
+    assert submesh.get_local_rank() == shape.axis_rank(axis, rank), axis
+    # The group is the one it says it is: a sum over it is the sum of its members.
+    total = torch.tensor([rank])
+    dist.all_reduce(total, group=submesh.get_group())
+    assert int(total) == sum(members), axis
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    folder, num_ranks, rank = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        os.environ.pop(name, None)
+    os.environ.update(slurm_variables(folder, num_ranks, rank))
+    shape = MeshShape(dp_shard=num_ranks // 2, cp=2)
+
+    mesh = build_device_mesh(shape)
+
+    assert (dist.get_rank(), dist.get_world_size()) == (rank, num_ranks)
+    assert dist.get_backend() == "gloo"
+    assert mesh.mesh_dim_names == AXES
+    assert tuple(mesh.shape) == shape.sizes
+    for axis in (*AXES, "dp", "dp_cp"):
+        check_axis(mesh, shape, axis, rank)
+    assert get_submesh(mesh, "cp").get_local_rank() == shape.coords(rank).cp
+    assert [mesh_axis_size(mesh, axis) for axis in ("pp", "cp", "ep")] == [1, 2, 0]
+    # A second mesh goes by the process group that is there, whatever the variables say now.
+    os.environ["SLURM_NTASKS"] = "1"
+    again = build_device_mesh(MeshShape(dp_replicate=2, dp_shard=num_ranks // 4, cp=2))
+    assert dist.get_process_group_ranks(again["dp"].get_group()) == shape.group("dp", rank)
+    with pytest.raises(ValueError, match=f"the world has {num_ranks}; what would fit"):
+        build_device_mesh(MeshShape(cp=num_ranks * 2))
+    assert read_rank_environment({**os.environ, "SLURM_NTASKS": str(num_ranks)}).rank == rank
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
