@@ -22,6 +22,7 @@ from ringfeed.pipeline.manifest import (
     Manifest,
     check_file,
     check_size,
+    check_sizes_at_open,
     read_manifest,
 )
 from ringfeed.pipeline.token_files import TOKEN_DTYPES, map_tokens, token_file_name
@@ -50,7 +51,9 @@ class Corpus:
         self._token_views: OrderedDict[int, NDArray[np.integer]] = OrderedDict()
         self.max_mapped_files = max_mapped_files()
         """Token files that stay mapped; corpora that are used together share what a process may."""
-        self._num_token_files = sum(entry.path.startswith("tokens-") for entry in manifest.files)
+        self._token_entries = {
+            entry.path: entry for entry in manifest.files if entry.path.startswith("tokens-")
+        }
 
     @classmethod
     def open(cls, path: Path | str, *, check: Literal["table", "sizes"] = "table") -> Self:
@@ -58,10 +61,10 @@ class Corpus:
 
         Args:
             path: its folder.
-            check: ``table``: sizes of all files and the hash of the documents table, since wrong
+            check: ``table``: sizes of files and the hash of the documents table, since wrong
                 lengths would make a wrong plan. ``sizes``: sizes only, for who reads a few rows and
-                checks those (``check_rows``). Token bytes are checked per document
-                (``check_document``) or by ``ringfeed verify``.
+                checks those (``check_rows``). Token files are checked where they are used: their size
+                when mapped, their bytes per document (``check_document``), all by ``ringfeed verify``.
 
         Raises:
             ValueError: if there is none, it is half-written, or from a newer ringfeed.
@@ -69,10 +72,11 @@ class Corpus:
         """
         folder = Path(path)
         manifest = read_manifest(folder, format=CORPUS_FORMAT)
-        for entry in manifest.files:
-            check_size(folder, entry)
-            if check == "table" and entry.path == DOCUMENTS_FILE:
-                check_file(folder, entry)
+        check_sizes_at_open(folder, manifest)
+        if check == "table":
+            for entry in manifest.files:
+                if entry.path == DOCUMENTS_FILE:
+                    check_file(folder, entry)
         corpus = cls(folder, manifest, map_documents(folder / DOCUMENTS_FILE))
         if corpus.num_documents != manifest.facts["num_documents"]:
             raise CorruptDataError(
@@ -128,7 +132,7 @@ class Corpus:
 
     @property
     def num_token_files(self) -> int:
-        return self._num_token_files
+        return len(self._token_entries)
 
     def document(self, index: int) -> NDArray[np.integer]:
         """Return the tokens of a document, uint16 | int32 [length], read-only, not copied.
@@ -228,11 +232,13 @@ class Corpus:
         return {name: column[index] for name, column in self._columns.items()}
 
     def _map(self, token_file: int) -> NDArray[np.integer]:
-        if not 0 <= token_file < self._num_token_files:
+        entry = self._token_entries.get(token_file_name(token_file))
+        if entry is None:
             raise CorruptDataError(
-                f"{self.path / DOCUMENTS_FILE} names token file {token_file} of {self._num_token_files}"
+                f"{self.path / DOCUMENTS_FILE} names token file {token_file} of {self.num_token_files}"
             )
-        path = self.path / token_file_name(token_file)
+        check_size(self.path, entry)
+        path = self.path / entry.path
         view = map_tokens(path)
         if view.dtype != self.token_dtype:
             raise CorruptDataError(f"{path} holds {view.dtype}, the manifest says {self.token_dtype}")

@@ -23,6 +23,7 @@ __all__ = [
     "canonical_json",
     "check_file",
     "check_size",
+    "check_sizes_at_open",
     "describe_difference",
     "file_entry",
     "fingerprint",
@@ -42,6 +43,7 @@ _FORMATS = {
     "ringfeed-shards": ("shards folder", "ringfeed shard"),
 }
 _HASH_BLOCK = 1 << 22
+_SIZES_AT_OPEN = 1024
 _MAX_DIFFERENCES = 8
 _MAX_VALUE_WIDTH = 60
 
@@ -152,6 +154,19 @@ def check_size(folder: Path, entry: FileEntry) -> None:
         raise CorruptDataError(
             f"{path} has {size} bytes, its manifest says {entry.bytes}; {_restore_hint(folder)}"
         )
+
+
+def check_sizes_at_open(folder: Path, manifest: Manifest) -> None:
+    """Check the sizes of files before work starts, at most 1,024 of them.
+
+    A large folder has a million, and thousands of ranks that asked for all would stop its file system: a
+    reader checks each file's size again where it opens the file.
+
+    Raises:
+        CorruptDataError: if a file is missing or truncated; names it.
+    """
+    for entry in manifest.files[:_SIZES_AT_OPEN]:
+        check_size(folder, entry)
 
 
 def check_file(folder: Path, entry: FileEntry) -> None:

@@ -19,7 +19,13 @@ import pyarrow as pa
 import xxhash
 
 from ringfeed.pipeline.arrow_codec import SCHEMA, ViewDecoder
-from ringfeed.pipeline.manifest import CorruptDataError, check_size, read_manifest
+from ringfeed.pipeline.manifest import (
+    CorruptDataError,
+    FileEntry,
+    check_size,
+    check_sizes_at_open,
+    read_manifest,
+)
 from ringfeed.pipeline.opening import ViewSpec
 from ringfeed.pipeline.shard_files import FileIndex, FolderFacts, index_name, packs_name, view_file_name
 from ringfeed.pipeline.step_packs import Pieces
@@ -54,7 +60,7 @@ class FileStore:
 
     @classmethod
     def open(cls, path: str | Path) -> FileStore:
-        """Open a finished shards folder; reads its manifest and checks the sizes of all files.
+        """Open a finished shards folder; reads its manifest and checks sizes of files.
 
         Raises:
             ValueError: if there is none, it is half-written, or from a newer ringfeed.
@@ -62,8 +68,7 @@ class FileStore:
         """
         folder = Path(path)
         manifest = read_manifest(folder, format=SHARDS_FORMAT)
-        for entry in manifest.files:
-            check_size(folder, entry)
+        check_sizes_at_open(folder, manifest)
         return cls(folder, manifest)
 
     @property
@@ -156,27 +161,33 @@ class FileStore:
         opened = self._files.get(key)
         if opened is None:
             index = FileIndex.read(self._read_checked(index_name(folder, cp_rank)))
-            path = self.path / view_file_name(folder, cp_rank)
-            opened = _OpenFile(path, index)
+            entry = self._entry(view_file_name(folder, cp_rank))
+            check_size(self.path, entry)
+            opened = _OpenFile(self.path / entry.path, index)
             self._files[key] = opened
             # A reader of all ranks (verify) needs one file per rank, a trainer one in all.
             if len(self._files) > _FOLDERS_KEPT * self.spec.cp_size:
                 os.close(self._files.popitem(last=False)[1].descriptor)
-            for entry, what in ((0, "the header"), (index.num_packs + 1, "the footer")):
-                self._read_entry(opened, entry, what=what)
+            for place, what in ((0, "the header"), (index.num_packs + 1, "the footer")):
+                self._read_entry(opened, place, what=what)
         return opened
 
     def _read_checked(self, name: str) -> bytes:
         """Read a small file whole and check its hash against the manifest."""
+        entry = self._entry(name)
+        check_size(self.path, entry)
         path = self.path / name
+        data = path.read_bytes()
+        self.bytes_read += len(data)
+        if xxhash.xxh3_64_hexdigest(data) != entry.xxh3_64:
+            raise CorruptDataError(f"{path} is damaged: its bytes changed; {self._way_out()}")
+        return data
+
+    def _entry(self, name: str) -> FileEntry:
         entry = self._entries.get(name)
         if entry is None:
             raise CorruptDataError(f"{self.path}: the manifest lists no {name}; make it again")
-        data = path.read_bytes()
-        self.bytes_read += len(data)
-        if len(data) != entry.bytes or xxhash.xxh3_64_hexdigest(data) != entry.xxh3_64:
-            raise CorruptDataError(f"{path} is damaged: its bytes changed; {self._way_out()}")
-        return data
+        return entry
 
     def _read_entry(self, opened: _OpenFile, entry: int, *, what: str) -> memoryview:
         """Read one byte range of a view file into the staging buffer and check its hash."""

@@ -169,6 +169,14 @@ def test_a_truncated_file_is_refused_when_opened(corpus, tmp_path, name):
         Corpus.open(tmp_path / "web", check="sizes")
 
 
+def test_a_token_file_truncated_after_opening_is_found(corpus, tmp_path):
+    opened = Corpus.open(tmp_path / "web", check="sizes")
+    path = tmp_path / "web" / "tokens-00000.arrow"
+    path.write_bytes(path.read_bytes()[:-8])
+    with pytest.raises(CorruptDataError, match=r"tokens-00000\.arrow has \d+ bytes, its manifest says"):
+        opened.document(0)
+
+
 def test_more_token_files_than_may_be_open_can_be_read(tmp_path):
     documents = [np.full(10, i) for i in range(300)]
     corpus = write_corpus(tmp_path / "c", documents, name="c", token_file_bytes=1)

@@ -80,9 +80,23 @@ def test_a_truncated_file_is_refused_when_opening(plan, make_shards, name):
         FileStore.open(folder)
 
 
+def test_a_large_folder_is_checked_where_it_is_used(plan, make_shards, monkeypatch):
+    """Thousands of ranks must not ask for the size of a million files each."""
+    folder = make_shards(plan)
+    path = folder / "steps-00000" / "cp-01.arrow"
+    path.write_bytes(path.read_bytes()[:-1])
+    monkeypatch.setattr("ringfeed.pipeline.manifest._SIZES_AT_OPEN", 1)
+    store = FileStore.open(folder)
+    store.pack_view(0, 0, cp_rank=0)
+
+    with pytest.raises(CorruptDataError, match=r"cp-01\.arrow has \d+ bytes, its manifest says"):
+        store.pack_view(0, 0, cp_rank=1)
+
+
 def test_a_file_truncated_after_opening_is_found(plan, make_shards):
     folder = make_shards(plan)
     store = FileStore.open(folder)
+    store.pack_view(0, 0, cp_rank=0)
     path = folder / "steps-00000" / "cp-00.arrow"
     path.write_bytes(path.read_bytes()[:2000])
 
