@@ -4,7 +4,7 @@ In:   ``TrainJob``s (``demo_job.py``)
 Out:  a ``RankRecord`` of every process of every job
 
 Each process holds the end of a pipe as its standard input and ends when the pipe does
-(``demo_train.py``), so that even a killed demo leaves no process.
+(``demo_process.py``), so that even a killed demo leaves no process.
 """
 
 import os
@@ -65,7 +65,7 @@ def _start(job: TrainJob, rank: int) -> _Rank:
     one_thread = dict.fromkeys(("OMP_NUM_THREADS", "NUMBA_NUM_THREADS"), "1")
     with job.log(rank).open("w") as log:
         process = subprocess.Popen(  # noqa: S603 - our own module
-            [sys.executable, "-m", "ringfeed.workers.demo_train", str(description), str(rank)],
+            [sys.executable, "-m", "ringfeed.workers.demo_process", str(description), str(rank)],
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=subprocess.STDOUT,

@@ -1,4 +1,4 @@
-"""One process of the demo's training: ``python -m ringfeed.workers.demo_train JOB.json RANK``.
+"""Train as one process of the demo; ``demo_process.py`` starts it.
 
 In:   a ``TrainJob`` as JSON; views through ``ringfeed.pipeline.loader``
 Out:  ``TrainJob.record(rank)``: one JSON line a step, and a last one with counts and times
@@ -8,9 +8,6 @@ batches and the function that attends differ.
 """
 
 import json
-import os
-import sys
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -52,7 +49,6 @@ class _Groups:
 
 def main(arguments: list[str]) -> None:
     """Train as rank ``arguments[1]`` of the job in the file ``arguments[0]``."""
-    _end_with_parent()
     # One thread a process: there are more processes than cores already.
     torch.set_num_threads(1)
     job, rank = TrainJob.from_json(Path(arguments[0]).read_text()), int(arguments[1])
@@ -170,18 +166,3 @@ def _join(job: TrainJob, rank: int) -> _Groups:
     chunks = [list(range(dp * job.cp_size, (dp + 1) * job.cp_size)) for dp in range(job.dp_size)]
     groups = [dist.new_group(ranks) for ranks in chunks]
     return _Groups(world=dist.group.WORLD, cp=groups[rank // job.cp_size])
-
-
-def _end_with_parent() -> None:
-    """End this process when the demo does, however it ends: its end closes our standard input."""
-
-    def wait() -> None:
-        # Not through sys.stdin: its lock, held by this thread, breaks the interpreter's shutdown.
-        os.read(0, 1)
-        os._exit(1)
-
-    threading.Thread(target=wait, daemon=True).start()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -127,8 +127,8 @@ def test_processes_end_with_the_demo(small_demo):
     folder, _ = small_demo
     job = replace(demo.train_jobs(folder, steps=10**6)[1], name="orphan")
     (folder / "orphan.json").write_text(job.to_json())
-    command = [sys.executable, "-m", "ringfeed.workers.demo_train", str(folder / "orphan.json"), "0"]
+    command = [sys.executable, "-m", "ringfeed.workers.demo_process", str(folder / "orphan.json"), "0"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         assert process.stdin is not None
         process.stdin.close()
-        assert process.wait(timeout=60) == 1
+        assert process.wait(timeout=30) == 1
