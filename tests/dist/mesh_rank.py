@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from ringfeed.sharding.attention.te_communication import TeCommunication
 from ringfeed.sharding.mesh import AXES, MeshShape, get_submesh, mesh_axis_size
 from ringfeed.sharding.mesh_build import build_device_mesh
 from ringfeed.sharding.mesh_environment import read_rank_environment
@@ -35,6 +36,22 @@ def check_axis(mesh, shape: MeshShape, axis: str, rank: int) -> None:
     assert int(total) == sum(members), axis
 
 
+def check_a2a_p2p_groups(num_ranks: int, rank: int) -> None:
+    """Half the world exchanges heads, pairs across the halves form rings; other ranks take no part."""
+    cp_mesh = build_device_mesh({"cp": num_ranks})["cp"]
+    neighbours = num_ranks // 2
+
+    bound = TeCommunication(comm_type="a2a+p2p", a2a_size=neighbours).bind(cp_mesh)
+
+    first = rank // neighbours * neighbours
+    expected = [list(range(first, first + neighbours)), [rank % neighbours, rank % neighbours + neighbours]]
+    for group, members in zip(bound.groups, expected, strict=True):
+        total = torch.tensor([rank])
+        dist.all_reduce(total, group=group)
+        assert int(total) == sum(members), members
+    assert bound.ranks == list(range(num_ranks))
+
+
 def main() -> None:
     torch.set_num_threads(1)
     folder, num_ranks, rank = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
@@ -60,6 +77,7 @@ def main() -> None:
     with pytest.raises(ValueError, match=f"the world has {num_ranks}; what would fit"):
         build_device_mesh(MeshShape(cp=num_ranks * 2))
     assert read_rank_environment({**os.environ, "SLURM_NTASKS": str(num_ranks)}).rank == rank
+    check_a2a_p2p_groups(num_ranks, rank)
     dist.destroy_process_group()
 
 
