@@ -16,15 +16,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ringfeed.sharding.automodel_indices import mesh_rank, te_index_map
+from ringfeed.sharding.automodel_indices import mesh_rank, shard_token_tensor_by_indices, te_index_map
 from ringfeed.sharding.automodel_thd import (
     STREAM_FIELDS,
+    chunk_streams,
     position_dim,
     split_batch_into_thd_chunks,
+    stack_chunks,
     thd_padding_mask_from_token_ids,
     token_aligned_extras,
 )
-from ringfeed.sharding.index_map import IndexMap
 from ringfeed.sharding.offsets import as_integers, as_offsets
 from ringfeed.sharding.run_kernels import Int64Array
 
@@ -79,36 +80,20 @@ def make_cp_batch_for_te(
     """
     if qkv_format != "thd":
         raise ValueError(f"qkv_format must be 'thd', got {qkv_format!r}")
-    streams = split_batch_into_thd_chunks(batch, num_chunks, seq_lens_padding_value, padding_token_id)
     if cp_mesh is None or cp_mesh.size() <= 1:
+        whole = split_batch_into_thd_chunks(batch, num_chunks, seq_lens_padding_value, padding_token_id)
         if not return_local_indices:
-            return streams
-        ids = streams["input_ids"]
-        return streams, torch.arange(ids.shape[-1], device=ids.device) if num_chunks <= 1 else None
-    extras = token_aligned_extras(batch)
+            return whole
+        ids = whole["input_ids"]
+        return whole, torch.arange(ids.shape[-1], device=ids.device) if num_chunks <= 1 else None
     settings = (cp_mesh, qkv_format, seq_lens_padding_value, padding_token_id)
-    if num_chunks <= 1:
-        local, indices = _cut_stream(streams, extras, *settings)
-        return (local, indices) if return_local_indices else local
-    by_chunk = {*STREAM_FIELDS, *_OFFSET_FIELDS, *extras}
-    chunks = [
-        _cut_stream(
-            {
-                name: value[chunk] if name in by_chunk and value is not None else value
-                for name, value in streams.items()
-            },
-            extras,
-            *settings,
-        )[0]
-        for chunk in range(num_chunks)
-    ]
-    stacked = {
-        name: torch.stack([chunk[name] for chunk in chunks])
-        if name in by_chunk and value is not None
-        else value
-        for name, value in chunks[0].items()
-    }
-    return (stacked, None) if return_local_indices else stacked
+    streams = chunk_streams(batch, max(num_chunks, 1), seq_lens_padding_value, padding_token_id)
+    extras = token_aligned_extras(batch)
+    parts = [_cut_stream(stream, extras, *settings) for stream in streams]
+    if num_chunks > 1:
+        local = stack_chunks([part for part, _ in parts], extras, seq_lens_padding_value)
+        return (local, None) if return_local_indices else local
+    return parts[0] if return_local_indices else parts[0][0]
 
 
 def _shard_thd_chunk_for_te(
@@ -172,28 +157,28 @@ def _cut_stream(
     mask = stream.get("padding_mask")
     if mask is None:
         mask = thd_padding_mask_from_token_ids(ids, padding_token_id)
+    # Moved to the device once, for all that is cut.
+    rows = index_map.positions.to(ids.device)
     local = {
         name: value for name, value in stream.items() if name not in ("attention_mask", "cu_seqlens_padded")
     }
-    local |= {name: index_map.take(stream[name]) for name in extras if name in local}
+    local |= {name: shard_token_tensor_by_indices(stream[name], rows, 0) for name in extras if name in local}
     local |= {
-        "input_ids": _take_int64(index_map, ids),
-        "labels": _take_int64(index_map, labels),
-        "position_ids": None
-        if positions is None
-        else _take_int64(index_map, positions, position_dim(positions)),
-        "padding_mask": index_map.take(mask.bool()),
+        "input_ids": _cut(ids, rows),
+        "labels": _cut(labels, rows),
+        "position_ids": None if positions is None else _cut(positions, rows, position_dim(positions)),
+        "padding_mask": shard_token_tensor_by_indices(mask.bool(), rows, 0),
         "cu_seqlens": _with_end(boundaries, offsets),
         "max_seqlen": torch.tensor(int(np.diff(offsets).max()), dtype=torch.int32, device=boundaries.device),
         "qkv_format": qkv_format,
         "cp_size": cp_size,
         "cp_rank": cp_rank,
     }
-    return local, index_map.positions.to(boundaries.device, torch.int32)
+    return local, rows.to(boundaries.device, torch.int32)
 
 
-def _take_int64(index_map: IndexMap, x: Tensor, dim: int = 0) -> Tensor:
-    part = index_map.take(x, dim)
+def _cut(x: Tensor, rows: Tensor, dim: int = 0) -> Tensor:
+    part = shard_token_tensor_by_indices(x, rows, dim)
     # Embeddings and soft labels stay what they are.
     return part if part.is_floating_point() else part.to(torch.int64)
 

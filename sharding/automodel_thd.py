@@ -18,13 +18,16 @@ from torch import Tensor
 
 from ringfeed.sharding.bshd_offsets import RowSequences, read_row_sequences
 from ringfeed.sharding.padding import cumulate
+from ringfeed.sharding.run_kernels import Int64Array
 
 __all__ = [
     "STREAM_FIELDS",
     "ChunkCountError",
+    "chunk_streams",
     "position_dim",
     "process_input_for_thd",
     "split_batch_into_thd_chunks",
+    "stack_chunks",
     "thd_padding_mask_from_token_ids",
     "token_aligned_extras",
 ]
@@ -83,8 +86,9 @@ def process_input_for_thd(
         stream["padding_mask"] = thd_padding_mask_from_token_ids(stream["input_ids"], padding_token_id)
     else:
         sequences = _read_lengths(seq_lens, seq_lens_padded, rows, seq_lens_padding_value)
-        stream |= _stream_offsets(sequences, seq_lens, absorb=seq_lens_padded is not None)
-        stream["padding_mask"] = _padding_mask(sequences).to(input_ids.device)
+        tails = sequences.tails
+        stream["padding_mask"] = _padding_mask(sequences, tails).to(input_ids.device)
+        stream |= _stream_offsets(sequences, tails, seq_lens.device, absorb=seq_lens_padded is not None)
     aligned = token_aligned_extras(batch)
     for name, value in batch.items():
         if name not in stream and name not in _LENGTH_FIELDS:
@@ -114,29 +118,51 @@ def split_batch_into_thd_chunks(
     """
     if num_chunks <= 1:
         return process_input_for_thd(batch, seq_lens_padding_value, padding_token_id)
-    rows = _row_shape(batch["input_ids"])
-    if rows[0] % num_chunks or not rows[0]:
-        valid = [n for n in range(1, rows[0] + 1) if rows[0] % n == 0]
+    chunks = chunk_streams(batch, num_chunks, seq_lens_padding_value, padding_token_id)
+    return stack_chunks(chunks, token_aligned_extras(batch), seq_lens_padding_value)
+
+
+def chunk_streams(
+    batch: dict[str, Any], num_chunks: int, seq_lens_padding_value: int, padding_token_id: int
+) -> list[dict[str, Any]]:
+    """Return C streams of B / C rows each, as ``process_input_for_thd`` makes them.
+
+    Raises:
+        ChunkCountError, KeyError, ValueError: as ``split_batch_into_thd_chunks``.
+    """
+    num_rows, _ = _row_shape(batch["input_ids"])
+    if num_rows % num_chunks or not num_rows:
+        valid = [n for n in range(1, num_rows + 1) if num_rows % n == 0]
         raise ChunkCountError(
-            f"num_chunks={num_chunks} does not divide the {rows[0]} rows; use one of {valid}"
+            f"num_chunks={num_chunks} does not divide the {num_rows} rows; use one of {valid}"
         )
-    aligned = {*token_aligned_extras(batch), *STREAM_FIELDS}
-    height = rows[0] // num_chunks
-    chunks = [
-        process_input_for_thd(
-            _take_rows(batch, first, height, aligned), seq_lens_padding_value, padding_token_id
-        )
-        for first in range(0, rows[0], height)
-    ]
+    height = num_rows // num_chunks
+    by_row = {*token_aligned_extras(batch), *STREAM_FIELDS, "seq_lens", "seq_lens_padded"}
+    parts = [_take_rows(batch, first, height, by_row) for first in range(0, num_rows, height)]
+    return [process_input_for_thd(part, seq_lens_padding_value, padding_token_id) for part in parts]
+
+
+def stack_chunks(chunks: Sequence[dict[str, Any]], extras: Sequence[str], fill: int) -> dict[str, Any]:
+    """Return C streams as one batch: what is aligned with tokens gets a leading C, all else stays whole.
+
+    Args:
+        chunks: streams of one length T.
+        extras: names of token-aligned entries beyond those that every stream has.
+        fill: stands behind the offsets of chunks that have fewer sequences than others.
+
+    Raises:
+        ValueError: if the fill is also a boundary of such a chunk.
+    """
+    by_chunk = {*STREAM_FIELDS, *extras, "max_seqlen"}
     stacked = {
-        name: _stack([chunk[name] for chunk in chunks]) if name in {*aligned, "max_seqlen"} else value
+        name: _stack([chunk[name] for chunk in chunks]) if name in by_chunk else value
         for name, value in chunks[0].items()
     }
     if stacked["cu_seqlens"] is not None:
-        stacked["cu_seqlens"] = _fill_up([chunk["cu_seqlens"] for chunk in chunks], seq_lens_padding_value)
+        stacked["cu_seqlens"] = _fill_up([chunk["cu_seqlens"] for chunk in chunks], fill)
         if any("cu_seqlens_padded" in chunk for chunk in chunks):
             padded = [chunk.get("cu_seqlens_padded", chunk["cu_seqlens"]) for chunk in chunks]
-            stacked["cu_seqlens_padded"] = _fill_up(padded, seq_lens_padding_value)
+            stacked["cu_seqlens_padded"] = _fill_up(padded, fill)
     return stacked
 
 
@@ -215,19 +241,19 @@ def _read_lengths(
     return read_row_sequences(seq_lens, seq_lens_padded, num_rows=num_rows, width=width, absent=absent)
 
 
-def _stream_offsets(sequences: RowSequences, seq_lens: Tensor, *, absorb: bool) -> dict[str, Tensor]:
+def _stream_offsets(
+    sequences: RowSequences, tails: Int64Array, device: torch.device, *, absorb: bool
+) -> dict[str, Tensor]:
     """Return ``cu_seqlens``, ``max_seqlen`` and, where it differs, ``cu_seqlens_padded``."""
-    tails = sequences.tails
     total = len(sequences.counts) * sequences.width
-    # As in the original, padding at the end of the stream is in no slot ...
-    tails[-1] = 0
     real = cumulate(sequences.lengths)
     padded = cumulate(sequences.slots + tails)
+    # As in the original, padding at the end of the stream is in no slot ...
+    padded[-1] -= tails[-1]
     # ... but where there is no other, and slots are told, the last sequence takes it all: one set of
     # offsets is what keeps TransformerEngine off its slow path for pads between sequences.
     if absorb and np.array_equal(real[:-1], padded[:-1]):
         real[-1] = padded[-1] = total
-    device = seq_lens.device
     offsets = {
         "cu_seqlens": torch.from_numpy(real).to(device),
         "max_seqlen": torch.tensor(int(np.diff(real).max()), dtype=torch.int32, device=device),
@@ -237,18 +263,18 @@ def _stream_offsets(sequences: RowSequences, seq_lens: Tensor, *, absorb: bool) 
     return offsets
 
 
-def _padding_mask(sequences: RowSequences) -> Tensor:
+def _padding_mask(sequences: RowSequences, tails: Int64Array) -> Tensor:
     """Return bool [T], True = padding: each sequence's real tokens, then what its slot and row add."""
-    pads = sequences.slots - sequences.lengths + sequences.tails
+    pads = sequences.slots - sequences.lengths + tails
     stretches = np.stack([sequences.lengths, pads], axis=1).reshape(-1)
     return torch.from_numpy(np.repeat(np.arange(len(stretches)) % 2 == 1, stretches))
 
 
-def _take_rows(batch: Mapping[str, Any], first: int, height: int, aligned: set[str]) -> dict[str, Any]:
+def _take_rows(batch: Mapping[str, Any], first: int, height: int, by_row: set[str]) -> dict[str, Any]:
     num_rows = len(batch["input_ids"])
 
     def take(name: str, value: Any) -> Any:
-        if not isinstance(value, Tensor) or name not in {*aligned, "seq_lens", "seq_lens_padded"}:
+        if not isinstance(value, Tensor) or name not in by_row:
             return value
         is_position = name == "position_ids"
         dim = 1 if is_position and value.ndim == 3 else 0
