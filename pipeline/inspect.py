@@ -88,7 +88,7 @@ def _plan(path: Path, step: int | None) -> dict[str, Any]:
         "num_packs": plan.num_packs,
         "recipe_fingerprint": plan.recipe_fingerprint,
         "recipe": plan.recipe.to_json(),
-        "epochs": plan.manifest.made_from["epochs"],
+        "epochs": plan.num_epochs,
         "report": plan.report,
     }
     if step is not None:

@@ -117,6 +117,17 @@ class Plan:
         return int(self._facts["largest_num_pieces"])
 
     @property
+    def least_supervised(self) -> int | None:
+        """Fewest supervised tokens in one step of the plan; None where masks are unknown."""
+        least: int | None = self._facts["least_supervised"]
+        return least
+
+    @property
+    def num_epochs(self) -> int:
+        """How often each document is drawn."""
+        return int(self.manifest.made_from["epochs"])
+
+    @property
     def report(self) -> dict[str, Any]:
         """What ``plan --report --json`` prints."""
         return dict(self._facts["report"])

@@ -8,7 +8,7 @@ The format is described, with its bytes, in ``docs/plan_format.md``.
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,8 @@ class BlockFacts:
     """Largest pack footprint at each of ``FOOTPRINT_MULTIPLES``."""
     largest_num_pieces: int
     """Most pieces in one pack."""
+    least_supervised: int | None
+    """Fewest supervised tokens in one step; None where masks are unknown."""
     tally: Mapping[str, int] = field(default_factory=dict)
     """Sums for the report (``pipeline/planner/tally.py``)."""
 
@@ -66,8 +68,8 @@ class BlockFacts:
 
     def encode(self) -> bytes:
         """Return the facts as JSON."""
-        names = ("first_step", "previous_chain", "chains", "footprints", "largest_num_pieces", "tally")
-        return json.dumps({name: getattr(self, name) for name in names}, separators=(",", ":")).encode()
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return json.dumps(values, separators=(",", ":")).encode()
 
     @classmethod
     def decode(cls, text: bytes) -> "BlockFacts":

@@ -112,6 +112,15 @@ class PlanSource:
             step=step, slates=packs.slates, costs=packs.costs, supervised=supervised, chain=packs.chain
         )
 
+    def may_empty_a_step(self) -> bool:
+        """Could the overlay leave a step without a supervised token? False is sure, and known at once."""
+        least = self._plan.least_supervised
+        if self.overlay is None:
+            return False
+        # If all that it names stood in one step, in every epoch.
+        most = int(self._corpora.lengths(self.overlay.documents).sum()) * self._plan.num_epochs
+        return least is None or most >= least
+
     def pack_view(self, step: int, pack: int | None, *, cp_rank: int) -> PackView:
         pieces, skipped = self._pieces(step, pack)
         slots = lay_out(pieces, spec=self.spec, skipped=skipped)

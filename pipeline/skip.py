@@ -19,7 +19,7 @@ import xxhash
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from ringfeed.pipeline.view_source import ViewSource
+    from ringfeed.pipeline.plan_source import PlanSource
 
 __all__ = ["SkipList", "check_steps", "read_skip_list", "skip_list"]
 
@@ -82,14 +82,17 @@ def read_skip_list(path: str | Path, *, num_documents: int) -> SkipList | None:
     return skip_list(ids)
 
 
-def check_steps(source: ViewSource) -> None:
+def check_steps(source: PlanSource) -> None:
     """Refuse an overlay that leaves a step without a supervised token.
 
-    Such a step has no loss: a trainer would divide by zero on every rank at once.
+    Such a step has no loss: a trainer would divide by zero on every rank at once. The plan is read only if
+    the list has as many tokens as the smallest step, so that a short one costs a large run nothing.
 
     Raises:
         ValueError: naming the steps and the way out.
     """
+    if not source.may_empty_a_step():
+        return
     empty = [step for step in range(source.num_steps) if not int(source.step_facts(step).supervised.sum())]
     if empty:
         shown = ", ".join(map(str, empty[:10])) + (", ..." if len(empty) > 10 else "")

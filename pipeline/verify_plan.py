@@ -58,7 +58,7 @@ def check_blocks(plan: Plan, *, progress: Progress) -> list[Finding]:
 
 def check_coverage(plan: Plan, documents: DocumentTable, *, progress: Progress) -> list[Finding]:
     """Check that every token of every document is in the plan once per epoch, but for what it gave up."""
-    num_epochs = int(plan.manifest.made_from["epochs"])
+    num_epochs = plan.num_epochs
     losses = _read_losses(plan)
     findings = _loss_findings(plan, losses)
     width = _documents_at_once(plan, documents.num_documents)

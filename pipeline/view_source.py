@@ -36,6 +36,11 @@ class Overlay(Protocol):
         """Hash of the list; never ``NO_OVERLAY``."""
         ...
 
+    @property
+    def documents(self) -> npt.NDArray[np.int64]:
+        """int64 [D], the global ids that the list names."""
+        ...
+
     def skipped(self, documents: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         """Return which of ``documents`` (global ids, int64 [P]) the list names, bool [P]."""
         ...

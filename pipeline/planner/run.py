@@ -144,6 +144,7 @@ def _manifest(
                 max(column) for column in zip(*(block.footprints for block in facts), strict=True)
             ],
             "largest_num_pieces": max(block.largest_num_pieces for block in facts),
+            "least_supervised": min((b.least_supervised for b in facts if b.least_supervised), default=None),
             "source_paths": [_relative(path, output) for path in documents.source_paths],
             "source_made_from": documents.source_made_from,
             "knows_masks": documents.knows_masks,

@@ -159,6 +159,7 @@ class PlanWriter:
                 int(pack_footprints(rows, multiple=multiple).max()) for multiple in FOOTPRINT_MULTIPLES
             ),
             largest_num_pieces=int(np.diff(rows.offsets).max()),
+            least_supervised=_least_supervised(rows),
             tally=BlockTally.sum_of([*block.tallies, lost]).to_json(),
         )
         if len(losses.documents):
@@ -168,6 +169,13 @@ class PlanWriter:
             write_block(temporary, rows, facts)
         self._finished = file_entry(self._folder, block_name(self._number), rows=len(rows.steps))
         self._number += 1
+
+
+def _least_supervised(rows: PackRows) -> int | None:
+    if rows.supervised is None:
+        return None
+    first_packs = np.flatnonzero(np.diff(rows.steps, prepend=-1))
+    return int(np.add.reduceat(rows.supervised.sum(axis=1), first_packs).min())
 
 
 def _write_losses(path: Path, losses: Losses) -> None:

@@ -8,7 +8,7 @@ from ringfeed.pipeline.manifest import CorruptDataError
 from ringfeed.pipeline.plan import Plan
 from ringfeed.pipeline.planner.options import PlanOptions
 from ringfeed.pipeline.planner.run import run_plan
-from ringfeed.pipeline.skip import skip_list
+from ringfeed.pipeline.skip import check_steps, skip_list
 
 
 def all_packs(source):
@@ -189,3 +189,21 @@ def test_a_flipped_row_is_found_when_its_document_is_touched(tmp_path, documents
     skipping = open_source(Plan.open(tmp_path / "plan"), overlay=skip_list([7]))
     with pytest.raises(CorruptDataError, match=r"documents\.arrow is damaged in rows 7"):
         list(map(skipping.step_facts, range(skipping.num_steps)))
+
+
+def test_a_short_skip_list_is_checked_without_reading_the_plan(make_plan, open_source, monkeypatch):
+    plan = make_plan(epochs=2)
+    by_step = [int(plan.step_packs(step).supervised.sum()) for step in range(plan.num_steps)]
+    assert plan.least_supervised == min(by_step)
+    few, many = (open_source(plan, overlay=skip_list(range(count))) for count in (1, 30))
+    read = []
+    monkeypatch.setattr(
+        "ringfeed.pipeline.plan_source.PlanSource.step_facts", lambda _, step: read.append(step)
+    )
+    check_steps(few)
+    assert read == []
+    monkeypatch.undo()
+    with pytest.raises(
+        ValueError, match=rf"no supervised token in {plan.num_steps} of {plan.num_steps} steps"
+    ):
+        check_steps(many)
