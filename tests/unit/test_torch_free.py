@@ -15,6 +15,15 @@ BRING_TORCH = {
     "ringfeed.pipeline.loader_node",
     "ringfeed.pipeline.step_batch",
     "ringfeed.sharding.automodel",
+    "ringfeed.sharding.automodel_batches",
+    "ringfeed.sharding.automodel_indices",
+    "ringfeed.sharding.automodel_magi",
+    "ringfeed.sharding.automodel_model",
+    "ringfeed.sharding.automodel_resolve",
+    "ringfeed.sharding.automodel_ring",
+    "ringfeed.sharding.automodel_sharder",
+    "ringfeed.sharding.automodel_te",
+    "ringfeed.sharding.automodel_thd",
 }
 IMPORT_ALL = """
 import importlib, sys
