@@ -144,7 +144,7 @@ def _side_stream() -> Any:
     import torch
 
     try:
-        return torch.cuda.Stream()
+        return torch.cuda.Stream()  # type: ignore[no-untyped-call]
     except RuntimeError:
         if torch.cuda.is_available():
             raise

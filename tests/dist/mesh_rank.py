@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ringfeed.sharding.attention.te_communication import TeCommunication
+from ringfeed.sharding.attention.te_communication import CommType, TeCommunication
 from ringfeed.sharding.mesh import AXES, MeshShape, get_submesh, mesh_axis_size
 from ringfeed.sharding.mesh_build import build_device_mesh
 from ringfeed.sharding.mesh_environment import read_rank_environment
@@ -41,7 +41,7 @@ def check_a2a_p2p_groups(num_ranks: int, rank: int) -> None:
     cp_mesh = build_device_mesh({"cp": num_ranks})["cp"]
     neighbours = num_ranks // 2
 
-    bound = TeCommunication(comm_type="a2a+p2p", a2a_size=neighbours).bind(cp_mesh)
+    bound = TeCommunication(comm_type=CommType.A2A_P2P, a2a_size=neighbours).bind(cp_mesh)
 
     first = rank // neighbours * neighbours
     expected = [list(range(first, first + neighbours)), [rank % neighbours, rank % neighbours + neighbours]]

@@ -25,6 +25,7 @@ LAYOUTS = [
     make_layout("whole_document", threshold=1),
     make_layout("whole_document", threshold=9, cost="tokens"),
     make_layout("magi"),
+    make_layout("ptrr", block=4),
     make_layout("magi", chunk_size=12, min_chunks_per_rank=2, causal=False, window=(5, 0)),
 ]
 

@@ -75,7 +75,7 @@ def test_multiples_and_options():
     assert layout.chunk_multiple(cp_size=4) == 256
     assert layout.chunk_multiple(cp_size=4, tp_size=3, unit=16) == 768
     assert make_layout(layout.name, **layout.options) == layout
-    assert make_layout("ptrr").block == 128
+    assert make_layout("ptrr").options == {"block": 128}
     assert "ptrr" in LAYOUT_NAMES
 
 

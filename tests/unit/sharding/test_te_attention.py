@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from ringfeed.sharding.attention.te import attach_te_context_parallel, configure_te_attention
-from ringfeed.sharding.attention.te_communication import TeCommunication, a2a_p2p_ranks
+from ringfeed.sharding.attention.te_communication import CommType, TeCommunication, a2a_p2p_ranks
 
 MODULE = "transformer_engine.pytorch.attention"
 
@@ -44,7 +44,7 @@ def attention_class(request, monkeypatch):
             pytest.skip("needs a CUDA device: TransformerEngine's attention refuses to be made without one")
         return pytest.importorskip(MODULE, reason="needs transformer-engine").DotProductAttention
     module = ModuleType(MODULE)
-    module.DotProductAttention = StandInAttention
+    monkeypatch.setattr(module, "DotProductAttention", StandInAttention, raising=False)
     monkeypatch.setitem(sys.modules, MODULE, module)
     return StandInAttention
 
@@ -145,9 +145,9 @@ def test_windows_are_gathered(attention_class, mesh):
 @pytest.mark.parametrize(
     ("communication", "plain", "window"),
     [
-        (TeCommunication(comm_type="all_gather"), "all_gather", "all_gather"),
-        (TeCommunication(comm_type="a2a"), "a2a", "a2a"),
-        (TeCommunication(comm_type="a2a+p2p", a2a_size=2), "a2a+p2p", "all_gather"),
+        (TeCommunication(comm_type=CommType.ALL_GATHER), "all_gather", "all_gather"),
+        (TeCommunication(comm_type=CommType.A2A), "a2a", "a2a"),
+        (TeCommunication(comm_type=CommType.A2A_P2P, a2a_size=2), "a2a+p2p", "all_gather"),
     ],
 )
 def test_another_communication_by_choice(attention_class, mesh, communication, plain, window):
@@ -162,7 +162,7 @@ def test_another_communication_by_choice(attention_class, mesh, communication, p
 
 def test_a2a_p2p_gets_both_groups(attention_class, mesh):
     attention = attention_of(attention_class)
-    communication = TeCommunication(comm_type="a2a+p2p", a2a_size=2)
+    communication = TeCommunication(comm_type=CommType.A2A_P2P, a2a_size=2)
 
     configure_te_attention(model_of(attention), cp_mesh=mesh["cp"], communication=communication)
 
@@ -196,7 +196,7 @@ def test_heads_that_do_not_divide_change_no_module(attention_class, mesh):
 
 def test_a2a_needs_heads_for_every_rank(attention_class, mesh):
     attention = attention_of(attention_class, heads=8, groups=2)
-    communication = TeCommunication(comm_type="a2a")
+    communication = TeCommunication(comm_type=CommType.A2A)
 
     with pytest.raises(ValueError, match=r"multiple of 8 \(tp_size=2 \* 4 cp ranks that exchange heads\)"):
         configure_te_attention(
@@ -259,7 +259,7 @@ def test_a_package_without_the_class_is_an_import_error(monkeypatch):
     [
         ({"comm_type": "ring"}, r"one of p2p, all_gather, a2a, a2a\+p2p, got 'ring'"),
         ({"comm_type": "a2a+p2p"}, "a2a_size belongs to comm_type='a2a.p2p' and is needed there"),
-        ({"a2a_size": 2}, "got a2a_size=2 with comm_type='p2p'"),
+        ({"comm_type": "p2p", "a2a_size": 2}, "got a2a_size=2 with comm_type='p2p'"),
     ],
 )
 def test_a_wrong_choice_is_refused(options, message):
@@ -274,4 +274,4 @@ def test_an_a2a_size_that_leaves_nothing_to_one_exchange_is_refused(a2a_size, cp
     with pytest.raises(
         ValueError, match=f"a2a_size={a2a_size} must divide cp_size={cp_size} .* valid: {valid}"
     ):
-        TeCommunication(comm_type="a2a+p2p", a2a_size=a2a_size).head_ranks(cp_size)
+        TeCommunication(comm_type=CommType.A2A_P2P, a2a_size=a2a_size).head_ranks(cp_size)
