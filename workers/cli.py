@@ -38,7 +38,7 @@ def shard(
     cp: Annotated[int | None, number("context-parallel ranks")] = None,
     layout: Annotated[
         str | None,
-        typer.Option(metavar="L", help="te, head_tail, contiguous, whole_document or identity"),
+        typer.Option(metavar="L", help="te, head_tail, contiguous, whole_document, identity, magi or ptrr"),
     ] = None,
     layout_option: Annotated[
         list[str] | None,
