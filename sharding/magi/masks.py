@@ -81,11 +81,10 @@ class WindowMask(DocumentMask):
         # Queries from row `leaves` on lose keys at the left; up to row `meets` they gain keys at the right.
         leaves = np.minimum(first_key - (k1 - num_queries - left), num_queries)
         meets = np.maximum(0, num_queries - right)
-        starts = np.maximum(0, first_key - (k1 + right - num_queries))
         low, high = np.minimum(leaves, meets), np.maximum(leaves, meets)
         middle = np.where(leaves > meets, MaskKind.FULL, MaskKind.BI_CAUSAL)
 
-        growing = (q0 + starts, q0 + low, first_key, np.minimum(k1, first_key + left + right))
+        growing = (q0, q0 + low, first_key, np.minimum(k1, first_key + left + right))
         steady = (q0 + low, q0 + high, first_key, k1)
         shrinking = (q0 + high, q0 + num_queries, np.maximum(first_key, k1 - left - right), k1)
         # [N, 3, 4] read row by row: the three parts of each document in turn.

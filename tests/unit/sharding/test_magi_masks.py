@@ -35,6 +35,7 @@ def test_a_document_is_one_slice():
         pytest.param((0, -1), [(0, 10, 0, 10, "inv_causal")], id="nothing-back"),
         pytest.param((-1, 0), [(0, 10, 0, 10, "causal")], id="nothing-ahead"),
         pytest.param((99, 99), [(0, 10, 0, 10, "full")], id="wider-than-the-document"),
+        pytest.param((9, 9), [(0, 10, 0, 10, "full")], id="as-wide-as-it-matters"),
     ],
 )
 def test_windows(window, expected):

@@ -54,6 +54,23 @@ def test_batch_topp_heap_chooses_ranks_once_for_a_batch():
     assert assign("batch_topp_heap", [5, 4, 3, 2], 2) == [0, 1, 1, 0]
 
 
+def test_keys_that_a_rank_holds_twice_count_twice():
+    # 100 to 105 meets two keys that rank 0 holds twice, and three that rank 1, the lower one, holds once.
+    areas, keys = [10, 10, 9, 5, 1, 1], [92, 102, 93, 100, 200, 200]
+
+    assert assign("topp_heap", areas, 2, keys, top_p=1.0) == [0, 1, 0, 0, 1, 1]
+
+
+def test_batch_topp_heap_looks_at_all_ranks_when_the_lowest_have_no_room_for_a_batch():
+    # After three batches each rank has room for one, and rank 2 is the lowest. The next batch of two finds
+    # no room there, so all three are looked at and keys decide: chunk 4 to rank 1, chunk 8 to rank 0.
+    areas, keys = [2, 8, 8, 3, 3, 6, 8, 7, 3], [20, 3, 20, 0, 3, 3, 0, 3, 10]
+
+    found = assign("batch_topp_heap", areas, 3, keys, num_of_select_chunk=2)
+
+    assert found == [2, 0, 0, 2, 1, 2, 1, 1, 0]
+
+
 def test_sorted_sequential_select_begins_with_the_last_chunk_of_the_largest_slice():
     # Chunks of 4, 3, 2, 1 pairs: two to rank 0, then it is full.
     document = [(0, 4, 0, 4, "causal")]
