@@ -63,13 +63,15 @@ class SdpaSwap:
                 F.scaled_dot_product_attention = self._below
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
+        # Somebody may have kept the wrapper, and call it when SDPA is something else again.
+        below = self._below if self._inside else F.scaled_dot_product_attention
         stack = self._inside.get(threading.get_ident())
         if not stack or ring_is_suspended():
-            return self._below(query, key, value, *args, **kwargs)
+            return below(query, key, value, *args, **kwargs)
         cp_mesh = stack[-1][1]
         q, k, v = (_sharded(x, cp_mesh) for x in (query, key, value))
         # The ring's own wrapper does the same marking and takes no marked tensors.
-        out = (beneath_ring(self._below) or self._below)(q, k, v, *args, **kwargs)
+        out = (beneath_ring(below) or below)(q, k, v, *args, **kwargs)
         return out.to_local() if isinstance(out, DTensor) else out
 
 

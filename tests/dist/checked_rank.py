@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 
-def load_checks(path: Path) -> list:
+def load_checks(path: Path):
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
@@ -43,7 +43,7 @@ def main(folder: Path, num_ranks: int, rank: int) -> None:
         timeout=timedelta(seconds=60),
     )
     mesh = init_device_mesh("cpu", (num_ranks,), mesh_dim_names=("cp",))
-    outcomes = {}
+    outcomes: dict[str, str] = {}
     for path in sorted(Path(__file__).parent.glob("*_checks.py")):
         outcomes |= {f"{path.stem}/{check.__name__}": outcome(check, mesh) for check in load_checks(path)}
     (folder / f"outcomes-{rank}.json").write_text(json.dumps(outcomes))

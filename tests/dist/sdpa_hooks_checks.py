@@ -20,7 +20,7 @@ from ringfeed.sharding.attention.sdpa_swap import process_swap
 from ringfeed.sharding.attention.torch_cp import create_context_parallel_ctx
 
 PLAIN_SDPA = F.scaled_dot_product_attention
-CHECKS = []
+CHECKS = []  # type: ignore[var-annotated]
 
 
 def check(function):
@@ -84,7 +84,7 @@ def expected(mesh):
 def assert_equals_the_whole(mesh, layers, parameters, *, calls):
     x, out, rows, grads = expected(mesh)
     with pytest.MonkeyPatch.context() as patch:
-        marks = []
+        marks: list[int] = []
         gathering = gathering_sdpa(mesh, marks)
         patch.setattr(F, "scaled_dot_product_attention", gathering)
         mask = torch.zeros(2, 1, 12, 12)
