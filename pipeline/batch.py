@@ -125,14 +125,32 @@ class Batch:
     def kwargs(self, backend: str, *, pads: str = "attend") -> dict[str, Any]:
         """Return what the attention of ``backend`` wants to know of this micro-batch.
 
+        ============  =================================  ==============================================
+        backend       layouts                            arguments of
+        ============  =================================  ==============================================
+        "te"          te; any at cp 1                    TransformerEngine's ``DotProductAttention``
+        "megatron"    te; any at cp 1                    Megatron-Core's ``PackedSeqParams``
+        "hf-flash"    any, at cp 1 only                  a Hugging Face model with flash attention
+        "allgather"   any                                ``sharding.attention.allgather``
+        "flex"        any                                FlexAttention over gathered keys: ids, ``mask_mod``
+        "flex-cp"     head_tail, contiguous, ptrr        ``sharding.attention.flex_cp.shard_block_mask``
+        "ring-flash"  te; any at cp 1                    ``zigzag_ring_flash_attn_varlen_func``
+        "magi"        magi                               MagiAttention's ``magi_attn_flex_key``
+        "torch-cp"    head_tail; any at cp 1             a model whose SDPA is torch's ring
+        ============  =================================  ==============================================
+
         Args:
-            backend: "te" | "hf-flash" | "allgather".
-            pads: for "te". "attend": slots count as sequences, exact for causal attention and open to
-                all kernels. "exact": real and slot offsets differ. One choice for the whole run.
+            backend: one of these.
+            pads: for "te" and "megatron". "attend": slots count as sequences, exact for causal attention
+                and open to all kernels. "exact": real and slot offsets differ. One choice for the whole run.
 
         Raises:
-            ValueError: if the layout does not fit, the backend is not known, ``pads`` changes within
-                the run, a tensor was left out by ``columns=``, or this is a whole step.
+            ValueError: if the layout does not fit (those that do are named), the backend is not known,
+                ``pads`` changes within the run, a tensor was left out by ``columns=``, this is a whole
+                step, "torch-cp" finds more than one real document, or "flex-cp" a T without whole blocks.
+
+        Warns:
+            RuntimeWarning: once in a run, if "te" or "megatron" gets more boundaries than TE's kernels hold.
         """
         from ringfeed.pipeline.batch_kwargs import attention_kwargs
 

@@ -1,21 +1,25 @@
 """What each attention backend wants to know of a micro-batch, in that backend's words.
 
 In:   a ``Batch`` of one micro-batch (``pipeline/batch.py``)
-Out:  keyword arguments: TransformerEngine's attention, a Hugging Face model, or ringfeed's own
-      ``sharding/attention/allgather.py``
+Out:  keyword arguments, made in ``batch_kwargs_varlen.py`` (sequences by offsets) and
+      ``batch_kwargs_masks.py`` (masks)
 
-A new backend is one function and one line in ``_BACKENDS``.
+A new backend is one function there and one entry in ``_BACKENDS`` here.
 """
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ringfeed.pipeline import batch_kwargs_masks as masks
+from ringfeed.pipeline import batch_kwargs_varlen as varlen
+from ringfeed.sharding.attention.te_limits import boundary_warning
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch import Tensor
+    from collections.abc import Callable, Mapping
 
     from ringfeed.pipeline.batch import Batch, BatchInfo
 
@@ -30,10 +34,11 @@ class PadsChoice:
     TE picks its kernels by this flag, so a change in the middle would change the numbers.
     """
 
-    __slots__ = ("_pads",)
+    __slots__ = ("_has_warned", "_pads")
 
     def __init__(self) -> None:
         self._pads: str | None = None
+        self._has_warned = False
 
     def settle(self, pads: str) -> None:
         """Choose ``pads``, or confirm the choice.
@@ -48,17 +53,45 @@ class PadsChoice:
             )
         self._pads = pads
 
-
-class _Maker(Protocol):
-    def __call__(self, batch: Batch, *, pads: str) -> dict[str, Any]: ...
+    def warn_of_boundaries(self, num_boundaries: int) -> None:
+        """Warn once in a run if a chunk has more boundaries than TE's kernels hold."""
+        told = boundary_warning(num_boundaries)
+        if told is not None and not self._has_warned:
+            self._has_warned = True
+            warnings.warn(told, RuntimeWarning, stacklevel=4)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Backend:
-    make: _Maker
-    fits: Callable[[BatchInfo], bool]
-    wants: str
-    """Which layouts and cp sizes fit, for the error message."""
+    by_pads: Mapping[str, Callable[[Batch], dict[str, Any]]]
+    """What makes the arguments, for each choice of ``pads`` that the backend has."""
+    layouts: tuple[str, ...] | None
+    """Layouts that fit at every cp size; None: all."""
+    any_layout_at_cp_1: bool = False
+    """Whether all layouts fit where there is one rank, whose order is the chunk's."""
+
+    @classmethod
+    def without_choice(
+        cls,
+        make: Callable[[Batch], dict[str, Any]],
+        layouts: tuple[str, ...] | None,
+        *,
+        any_layout_at_cp_1: bool = False,
+    ) -> _Backend:
+        return cls(by_pads={"attend": make}, layouts=layouts, any_layout_at_cp_1=any_layout_at_cp_1)
+
+    def fits(self, layout: str, cp_size: int) -> bool:
+        is_free = self.layouts is None or (cp_size == 1 and self.any_layout_at_cp_1)
+        return is_free or layout in (self.layouts or ())
+
+    @property
+    def wants(self) -> str:
+        """Which layouts and cp sizes fit, for an error message."""
+        if self.layouts is None:
+            return "any layout"
+        named = " or ".join(repr(layout) for layout in self.layouts)
+        options = [f"layout {named}"] if named else []
+        return ", or ".join([*options, *["cp 1 with any layout"] * self.any_layout_at_cp_1])
 
 
 def attention_kwargs(batch: Batch, backend: str, *, pads: str) -> dict[str, Any]:
@@ -68,80 +101,43 @@ def attention_kwargs(batch: Batch, backend: str, *, pads: str) -> dict[str, Any]
     if pads not in _PADS:
         raise ValueError(f"pads={pads!r} must be one of {', '.join(_PADS)}")
     chosen = _BACKENDS[backend]
-    if not chosen.fits(batch.info):
-        fitting = [name for name, other in _BACKENDS.items() if other.fits(batch.info)]
-        raise ValueError(
-            f"layout {batch.info.layout!r} at cp {batch.info.cp_size} does not fit backend {backend!r}, "
-            f"which wants {chosen.wants}; backends that fit this layout: {', '.join(fitting)}"
-        )
-    return chosen.make(batch, pads=pads)
+    if pads not in chosen.by_pads:
+        having = " and ".join(repr(name) for name, other in _BACKENDS.items() if pads in other.by_pads)
+        raise ValueError(f"pads={pads!r} is a choice of backends {having}; leave it out for {backend!r}")
+    _check_fit(batch.info, backend)
+    kwargs = chosen.by_pads[pads](batch)
+    if len(chosen.by_pads) > 1:
+        batch.pads.settle(pads)
+        batch.pads.warn_of_boundaries(len(kwargs["cu_seqlens_q_padded"]))
+    return kwargs
 
 
-def _te(batch: Batch, *, pads: str) -> dict[str, Any]:
-    slots = _tensor(batch, "cu_seqlens_padded")
-    # "attend" hands TE the slots as sequences: a document's pads trail it, so under a causal mask no
-    # real token sees one, and every kernel stays available.
-    real = slots if pads == "attend" else _tensor(batch, "cu_seqlens")
-    batch.pads.settle(pads)
-    return {
-        "qkv_format": "thd",
-        "cu_seqlens_q": real,
-        "cu_seqlens_kv": real,
-        "cu_seqlens_q_padded": slots,
-        "cu_seqlens_kv_padded": slots,
-        "max_seqlen_q": batch.info.max_seqlen_padded,
-        "max_seqlen_kv": batch.info.max_seqlen_padded,
-        "pad_between_seqs": pads == "exact",
-    }
-
-
-def _hf_flash(batch: Batch, *, pads: str) -> dict[str, Any]:
-    _refuse_exact(pads, "hf-flash")
-    slots = _tensor(batch, "cu_seqlens_padded")
-    return {
-        "input_ids": _tensor(batch, "input_ids")[None],
-        "position_ids": _tensor(batch, "position_ids")[None],
-        "cu_seq_lens_q": slots,
-        "cu_seq_lens_k": slots,
-        "max_length_q": batch.info.max_seqlen_padded,
-        "max_length_k": batch.info.max_seqlen_padded,
-    }
-
-
-def _allgather(batch: Batch, *, pads: str) -> dict[str, Any]:
-    from ringfeed.sharding.attention.allgather import allgather_context
-
-    _refuse_exact(pads, "allgather")
-    sharder = batch.sharder
-    offsets = sharder.offsets
-    context = allgather_context(
-        offsets.cu_seqlens, offsets.cu_seqlens_padded, sharder.index_maps, sharder.cp_rank
+def _check_fit(info: BatchInfo, backend: str) -> None:
+    if _BACKENDS[backend].fits(info.layout, info.cp_size):
+        return
+    fitting = [name for name, other in _BACKENDS.items() if other.fits(info.layout, info.cp_size)]
+    raise ValueError(
+        f"layout {info.layout!r} at cp {info.cp_size} does not fit backend {backend!r}, which wants "
+        f"{_BACKENDS[backend].wants}; backends that fit this layout: {', '.join(fitting)}"
     )
-    device = next(iter(batch.tensors.values())).device
-    return {"context": context.to(device)}
-
-
-def _refuse_exact(pads: str, backend: str) -> None:
-    if pads != "attend":
-        raise ValueError(f"pads={pads!r} is a choice of backend 'te'; leave it out for {backend!r}")
-
-
-def _tensor(batch: Batch, name: str) -> Tensor:
-    if name not in batch.tensors:
-        raise ValueError(f"this needs the tensor {name!r}, which Loader(columns=...) left out; add it there")
-    return batch.tensors[name]
 
 
 _BACKENDS = {
     "te": _Backend(
-        make=_te,
-        fits=lambda info: info.layout == "te" or info.cp_size == 1,
-        wants="layout 'te', or cp 1 with any layout",
+        by_pads={pads: partial(varlen.te, pads=pads) for pads in _PADS},
+        layouts=("te",),
+        any_layout_at_cp_1=True,
     ),
-    "hf-flash": _Backend(
-        make=_hf_flash,
-        fits=lambda info: info.cp_size == 1,
-        wants="cp 1, with any layout",
+    "megatron": _Backend(
+        by_pads={pads: partial(varlen.megatron, pads=pads) for pads in _PADS},
+        layouts=("te",),
+        any_layout_at_cp_1=True,
     ),
-    "allgather": _Backend(make=_allgather, fits=lambda info: True, wants="any layout"),  # noqa: ARG005
+    "hf-flash": _Backend.without_choice(varlen.hf_flash, (), any_layout_at_cp_1=True),
+    "allgather": _Backend.without_choice(masks.allgather, None),
+    "flex": _Backend.without_choice(masks.flex, None),
+    "flex-cp": _Backend.without_choice(masks.flex_cp, ("head_tail", "contiguous", "ptrr")),
+    "ring-flash": _Backend.without_choice(varlen.ring_flash, ("te",), any_layout_at_cp_1=True),
+    "magi": _Backend.without_choice(masks.magi, ("magi",)),
+    "torch-cp": _Backend.without_choice(masks.torch_cp, ("head_tail",), any_layout_at_cp_1=True),
 }

@@ -106,10 +106,16 @@ def test_allgather_describes_every_layout(run, layout):
 @pytest.mark.parametrize(
     ("layout", "cp_size", "backend", "message"),
     [
-        ("contiguous", 2, "te", r"wants layout 'te', or cp 1 .*; backends that fit .*: allgather"),
+        ("contiguous", 2, "te", r"wants layout 'te', or cp 1 .*; backends .*: allgather, flex, flex-cp$"),
         ("identity", 2, "te", r"layout 'identity' at cp 2 does not fit backend 'te'"),
-        ("te", 2, "hf-flash", r"wants cp 1, .*; backends that fit this layout: te, allgather"),
-        ("te", 2, "flex", r"backend='flex' is not supported; supported: te, hf-flash, allgather"),
+        ("te", 2, "hf-flash", r"wants cp 1 with .*: te, megatron, allgather, flex, ring-flash$"),
+        ("whole_document", 2, "megatron", r"backends that fit this layout: allgather, flex$"),
+        ("head_tail", 2, "ring-flash", r"wants layout 'te', .*: allgather, flex, flex-cp, torch-cp$"),
+        ("te", 2, "flex-cp", r"wants layout 'head_tail' or 'contiguous' or 'ptrr'; "),
+        ("contiguous", 2, "torch-cp", r"wants layout 'head_tail', or cp 1 with any layout; "),
+        ("te", 1, "magi", r"wants layout 'magi'; "),
+        ("magi", 2, "te", r"backends that fit this layout: allgather, flex, magi$"),
+        ("te", 2, "sdpa", r"backend='sdpa' is not supported; supported: te, megatron, hf-flash, allgather, "),
     ],
 )
 def test_refuses_what_does_not_fit_and_names_what_does(run, layout, cp_size, backend, message):
@@ -133,6 +139,6 @@ def test_pads_must_be_known_and_is_for_te(run):
 
     with pytest.raises(ValueError, match=r"pads='some' must be one of attend, exact"):
         batch.kwargs("te", pads="some")
-    for backend in ("hf-flash", "allgather"):
-        with pytest.raises(ValueError, match=r"is a choice of backend 'te'"):
+    for backend in ("hf-flash", "allgather", "flex", "ring-flash", "torch-cp"):
+        with pytest.raises(ValueError, match=r"choice of backends 'te' and 'megatron'; leave it out"):
             batch.kwargs(backend, pads="exact")
