@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from ringfeed.pipeline.corpus import DOCUMENTS_FILE, Corpus
@@ -136,14 +137,21 @@ class CorpusSet:
         for source in np.unique(sources).tolist():
             self.corpora[source].check_rows(np.asarray(ids)[sources == source] - self.bounds[source])
 
-    def check_document(self, index: int) -> None:
-        """Hash the tokens of one document and compare.
+    def check_documents(self, ids: NDArray[np.integer]) -> None:
+        """Hash the tokens of documents, int [D], and compare.
 
         Raises:
+            IndexError: if there is no such document.
             CorruptDataError: if a byte changed; names the file and the document.
         """
-        corpus, local = self._local(index)
-        corpus.check_document(local)
+        places = (self.source_of(ids), *self.locate(ids), self._gather(ids, "xxh3_64"))
+        for document, (source, file, start, length, digest) in zip(
+            ids.tolist(), zip(*(column.tolist() for column in places), strict=True), strict=True
+        ):
+            tokens = self.corpora[source].token_view(file)[max(start, 0) : start + length]
+            if len(tokens) != length or xxhash.xxh3_64_intdigest(tokens.data) != digest:
+                # Once more, for the reason: a loader's thread has no time to gather it for every document.
+                self.corpora[source].check_document(document - int(self.bounds[source]))
 
     def piece_tokens(
         self, ids: NDArray[np.integer], starts: NDArray[np.integer], lengths: NDArray[np.integer]
@@ -165,19 +173,21 @@ class CorpusSet:
                 f"piece {starts[i]} to {starts[i] + lengths[i]} of document {ids[i]}, which has "
                 f"{document_lengths[i]} tokens"
             )
-        sources = self.source_of(ids)
-        addresses, itemsizes = np.zeros_like(starts), np.zeros_like(starts)
-        keep = []
-        for source, file in sorted(set(zip(sources.tolist(), files.tolist(), strict=True))):
-            inside = (sources == source) & (files == file)
-            view = self.corpora[source].token_view(file)
-            self._check_bounds(source, token_starts[inside], document_lengths[inside], len(view))
-            addresses[inside] = view.__array_interface__["data"][0] + view.itemsize * (
-                token_starts[inside] + starts[inside]
-            )
-            itemsizes[inside] = view.itemsize
-            keep.append(view)
-        return PieceTokens(addresses=addresses, itemsizes=itemsizes, after=after, keep=tuple(keep))
+        # A shuffled pack has pieces of a hundred files: one look at each, and no mask per file.
+        keys, which = np.unique((self.source_of(ids).astype(np.int64) << 32) + files, return_inverse=True)
+        sources = keys >> 32
+        keep = tuple(
+            self.corpora[source].token_view(file)
+            for source, file in zip(sources.tolist(), (keys & 0xFFFF_FFFF).tolist(), strict=True)
+        )
+        facts = [(v.__array_interface__["data"][0], v.itemsize, len(v)) for v in keep]
+        bases, itemsizes, num_tokens = np.array(facts, dtype=np.int64).reshape(-1, 3)[which].T
+        outside = (token_starts < 0) | (document_lengths < 0) | (token_starts + document_lengths > num_tokens)
+        if outside.any():
+            path = self.corpora[int(sources[which][outside.argmax()])].path / DOCUMENTS_FILE
+            raise CorruptDataError(f"{path} is damaged: a document lies outside its token file")
+        addresses = bases + itemsizes * (token_starts + starts)
+        return PieceTokens(addresses=addresses, itemsizes=itemsizes, after=after, keep=keep)
 
     def close(self) -> None:
         """Drop the mappings of all corpora."""
@@ -199,13 +209,6 @@ class CorpusSet:
             inside = sources == source
             out[inside] = self.corpora[source].documents[column][ids[inside] - self.bounds[source]]
         return out
-
-    def _check_bounds(
-        self, source: int, starts: NDArray[np.int64], lengths: NDArray[np.int64], num_tokens: int
-    ) -> None:
-        if bool(((starts < 0) | (lengths < 0) | (starts + lengths > num_tokens)).any()):
-            path = self.corpora[source].path / DOCUMENTS_FILE
-            raise CorruptDataError(f"{path} is damaged: a document lies outside its token file")
 
 
 def _unique_names(corpora: tuple[Corpus, ...]) -> tuple[str, ...]:

@@ -161,6 +161,6 @@ def check_footprints(plan: Plan, spec: ViewSpec) -> None:
         f"{plan.path} was planned for documents padded to a multiple of {plan.pad_multiple}, layout "
         f"{spec.layout.name!r} at cp_size={spec.cp_size} pads them to {spec.multiple}: {scan.num_over} of "
         f"{scan.num_packs} packs then take more than the {spec.pack_slots} slots of the budget; the smallest "
-        f"budget that is enough is {enough}. Pass slot_budget={enough} to Loader, or plan again with "
-        f"--pad-multiple {math.lcm(plan.pad_multiple, spec.multiple)}"
+        f"budget that is enough is {enough}. Pass slot_budget={enough} to Loader (--slot-budget {enough} to "
+        f"`ringfeed shard`), or plan again with --pad-multiple {math.lcm(plan.pad_multiple, spec.multiple)}"
     )

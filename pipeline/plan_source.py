@@ -185,12 +185,14 @@ class PlanSource:
 
     def _check_documents(self, documents: Int64Array) -> None:
         """Hash each document that was not checked lately, and its row of the table."""
-        self._corpora.check_rows(documents)
-        for document in documents.tolist():
-            if document in self._checked:
-                self._checked.move_to_end(document)
-                continue
-            self._corpora.check_document(document)
+        new = dict.fromkeys(documents.tolist())
+        for document in self._checked.keys() & new:
+            del new[document]
+            self._checked.move_to_end(document)
+        touched = np.array([*new], dtype=np.int64)
+        self._corpora.check_rows(touched)
+        self._corpora.check_documents(touched)
+        for document in new:
             self._checked[document] = None
             if len(self._checked) > _CHECKED_KEPT:
                 self._checked.popitem(last=False)

@@ -59,7 +59,7 @@ def thd_from_pieces(
     Args:
         pieces: of the pack; none gives the all-padding pack.
         spec: T, multiple, pad id, and what happens at a piece's border.
-        corpora: where the tokens are; they are read, not checked (``CorpusSet.check_document``).
+        corpora: where the tokens are; they are read, not checked (``CorpusSet.check_documents``).
         skipped: bool [P], pieces that an overlay leaves out: they keep their slots, without a token.
 
     Raises:

@@ -91,7 +91,7 @@ def test_an_overlay_takes_documents_out_and_moves_nothing_else(make_plan, open_s
 def test_a_skipped_document_is_not_read(plan, open_source, monkeypatch):
     source = open_source(plan, overlay=skip_list([2]))
     checked: list[int] = []
-    monkeypatch.setattr(source._corpora, "check_document", checked.append)
+    monkeypatch.setattr(source._corpora, "check_documents", lambda ids: checked.extend(ids.tolist()))
     for step, pack in all_packs(source):
         source.pack_view(step, pack, cp_rank=0)
 
