@@ -51,7 +51,7 @@ class BatchInfo:
     digest: Count
     """xxh3_64 of this view's int32 input_ids and labels, pack by pack."""
     step_digest: int
-    """xxh3_64 over chain value, overlay digest and the pieces of this dp rank's packs of the step."""
+    """xxh3_64 over chain value (which covers all piece lists), overlay digest and this dp rank's packs."""
     local_supervised: Count
     """Labels of this view that are not -100."""
     global_supervised: int

@@ -43,8 +43,9 @@ if TYPE_CHECKING:
 
 __all__ = ["ShardReport", "run_shard"]
 
-_FOLDER_BYTES = (32 << 20, 4 << 30)
-"""Least and most bytes that a folder of steps aims at."""
+_FOLDER_BYTES = (32 << 20, 64 << 30)
+"""Least and most bytes that a folder of steps aims at. The most keeps 15T tokens within ``_MANY_FOLDERS``:
+every rank reads the manifest, which lists each folder's files."""
 _MANY_FOLDERS = 4096
 _BYTES_PER_SLOT = 8
 
