@@ -147,6 +147,13 @@ def test_parts_of_another_batch_are_refused():
         sharder.gather_token_tensor(torch.zeros(8), seq_dim=0)
 
 
+def test_what_is_not_as_long_as_the_batch_cannot_be_trimmed():
+    layout = ShardLayout(original_seq_len=6, padded_seq_len=8)
+    sharder = sharder_with(layout, size=1, indices=automodel.identity_local_indices)
+    with pytest.raises(ValueError, match=r"4 entries in dim 1, the batch .* padded_seq_len=8"):
+        sharder.gather_token_tensor(torch.zeros(1, 4), trim=True)
+
+
 def test_gathering_without_a_process_group_is_refused():
     sharder = sharder_with(ShardLayout(original_seq_len=8, padded_seq_len=8))
     with pytest.raises(ValueError, match="2 ranks, but no process group"):

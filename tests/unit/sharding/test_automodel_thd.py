@@ -45,6 +45,17 @@ def test_padding_behind_a_row_belongs_to_its_last_sequence():
     assert made["padding_mask"].nonzero().flatten().tolist() == [4, 5]
 
 
+def test_padding_at_the_end_joins_the_last_sequence_only_where_slots_are_told():
+    lengths = torch.tensor([[8], [5]])
+
+    told = automodel.process_input_for_thd(batch(seq_lens=lengths, seq_lens_padded=lengths))
+    untold = automodel.process_input_for_thd(batch(seq_lens=lengths, seq_lens_padded=None))
+
+    assert told["cu_seqlens"].tolist() == [0, 8, 16]
+    assert untold["cu_seqlens"].tolist() == [0, 8, 13]
+    assert torch.equal(told["padding_mask"], untold["padding_mask"])
+
+
 def test_rows_without_a_sequence_come_last():
     lengths = torch.tensor([[8], [-1000]])
     made = automodel.process_input_for_thd(batch(seq_lens=lengths, seq_lens_padded=lengths))
