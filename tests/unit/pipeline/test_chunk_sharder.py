@@ -79,3 +79,83 @@ def test_gather_says_what_is_missing():
         sharder().gather_token_tensor(torch.zeros(16), 0)
     with pytest.raises(ValueError, match=r"x has 32 entries in dim 0, this rank holds 16"):
         sharder().gather_token_tensor(torch.zeros(32), 0)
+
+
+REAL = [0, 1, 2, 3, 4, 8, 9, 10, *range(16, 25)]
+"""Where the real tokens of ``sharder()`` lie: documents of 5, 3 and 9 tokens in slots of 8, 4 and 12."""
+
+
+@pytest.mark.parametrize("layout", ["te", "identity"])
+@pytest.mark.parametrize("seq_dim", [0, 1, -1])
+@pytest.mark.parametrize("num_entries", [17, 11, 0])
+def test_real_tokens_go_to_their_places_and_padding_gets_the_fill(layout, seq_dim, num_entries):
+    chunks = [sharder(layout, cp_rank=rank) for rank in (0, 1)]
+    if layout == "identity":
+        chunks = [sharder(layout, cp_size=1)]
+    places = [p for p, mask in enumerate(real_mask(chunks[0])) if mask]
+    x = torch.arange(2.0 * num_entries).reshape(num_entries, 2).movedim(0, seq_dim)
+
+    parts = [chunk.shard_token_tensor(x, seq_dim, -7.0, coordinates="real") for chunk in chunks]
+
+    expected = torch.full((32, 2), -7.0)
+    expected[places[:num_entries]] = x.movedim(seq_dim, 0)
+    whole = merge([chunk.index_map for chunk in chunks], parts, dim=seq_dim)
+    assert torch.equal(whole.movedim(seq_dim, 0), expected)
+    if layout == "te":
+        assert places == REAL
+
+
+def real_mask(chunk):
+    mask = [False] * chunk.num_tokens
+    real, slots = chunk.offsets.cu_seqlens.tolist(), chunk.offsets.cu_seqlens_padded.tolist()
+    for i, start in enumerate(slots[:-1]):
+        for place in range(real[i + 1] - real[i]):
+            mask[start + place] = True
+    return mask
+
+
+def test_gathered_tensors_are_trimmed_to_what_the_caller_had():
+    chunk = sharder(cp_size=1)
+    x = torch.rand(3, 17)
+
+    for num_entries in (17, 12):
+        part = chunk.shard_token_tensor(x[:, :num_entries], 1, coordinates="real")
+        back = chunk.gather_token_tensor(part, 1, coordinates="real", num_entries=num_entries)
+        assert torch.equal(back, x[:, :num_entries])
+    part = chunk.shard_token_tensor(x, 1)
+    assert torch.equal(chunk.gather_token_tensor(part, 1, num_entries=17), x)
+
+
+def test_a_shard_s_gradient_is_this_rank_s_tokens():
+    chunks = [sharder(cp_rank=rank) for rank in (0, 1)]
+    weights = torch.rand(32)
+    gradients = []
+    for chunk in chunks:
+        x = torch.rand(17, requires_grad=True)
+        part = chunk.shard_token_tensor(x, coordinates="real")
+        (part * chunk.shard_token_tensor(weights)).sum().backward()
+        gradients.append(x.grad)
+
+    torch.testing.assert_close(gradients[0] + gradients[1], weights[real_mask(chunks[0])])
+    assert not (gradients[0].bool() & gradients[1].bool()).any()
+
+
+def test_refuses_other_coordinates_and_more_than_there_is():
+    chunk = sharder()
+    with pytest.raises(ValueError, match=r"x has 18 entries in dim 0, the chunk has 17 real tokens"):
+        chunk.shard_token_tensor(torch.zeros(18), coordinates="real")
+    with pytest.raises(ValueError, match=r"coordinates='rows' must be one of slots, real"):
+        chunk.shard_token_tensor(torch.zeros(1), coordinates="rows")
+    with pytest.raises(ValueError, match=r"num_entries=18 is not in 0 to 17"):
+        sharder(cp_size=1).gather_token_tensor(torch.zeros(32), coordinates="real", num_entries=18)
+
+
+def test_shift_looks_ahead_within_each_piece():
+    chunk = sharder("identity", cp_size=1, packs=(([5, 3], 16), ([9], 16)))
+    ids = chunk.shard_token_tensor(torch.arange(1, 18), coordinates="real")
+
+    ahead = chunk.shift_token_tensor(ids, 2, fill=-100)
+
+    real = chunk.gather_token_tensor(ahead, coordinates="real").tolist()
+    assert real == [3, 4, 5, -100, -100, 8, -100, -100, *range(11, 18), -100, -100]
+    assert (ahead == -100).sum() == 32 - 11
