@@ -134,6 +134,7 @@ def test_a_shard_s_gradient_is_this_rank_s_tokens():
         x = torch.rand(17, requires_grad=True)
         part = chunk.shard_token_tensor(x, coordinates="real")
         (part * chunk.shard_token_tensor(weights)).sum().backward()
+        assert x.grad is not None
         gradients.append(x.grad)
 
     torch.testing.assert_close(gradients[0] + gradients[1], weights[real_mask(chunks[0])])

@@ -1,5 +1,6 @@
 """``Batch.kwargs`` of the backends beside TE: what they are given says the same as the batch's lengths."""
 
+import inspect
 import warnings
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from ringfeed.pipeline.batch_kwargs import PadsChoice
 from ringfeed.pipeline.chunk_sharder import ChunkSharder
 from ringfeed.sharding.attention.allgather import allgather_attention
+from ringfeed.sharding.attention.flex_cp import shard_block_mask
 from ringfeed.sharding.attention.te_limits import MAX_BOUNDARIES
 from ringfeed.sharding.layouts import make_layout
 from ringfeed.sharding.padding import slot_offsets
@@ -126,7 +128,8 @@ def test_flex_attention_under_the_mask_equals_allgather(run):
     q, k, v = torch.randn(3, 128, 2, 16)
     mask = create_block_mask(batch.kwargs("flex")["mask_mod"], None, None, 128, 128, device="cpu")
 
-    out = flex_attention(*(x.transpose(0, 1)[None] for x in (q, k, v)), block_mask=mask)
+    queries, keys, values = (x.transpose(0, 1)[None] for x in (q, k, v))
+    out = flex_attention(queries, keys, values, block_mask=mask)
 
     expected = allgather_attention(q, k, v, **batch.kwargs("allgather"))
     torch.testing.assert_close(out[0].transpose(0, 1), expected)
@@ -138,6 +141,7 @@ def test_flex_cp_hands_over_the_chunk_s_mask_and_the_ranks_order(run, layout):
 
     kwargs = batch.kwargs("flex-cp")
 
+    assert {"cp_mesh", *kwargs} == set(inspect.signature(shard_block_mask).parameters)
     assert kwargs["block_mask"].seq_lengths == (512, 512)
     if layout == "contiguous":
         assert kwargs["load_balancer"] is None
