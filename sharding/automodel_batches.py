@@ -30,7 +30,7 @@ __all__ = [
     "with_positions",
 ]
 
-Sharded = tuple[Callable[[], Any], dict[str, Any], ShardLayout | None]
+Sharded = tuple[Callable[[], Any], dict[str, Any], ShardLayout]
 
 
 def shard_batch_identity(
@@ -40,7 +40,7 @@ def shard_batch_identity(
     *,
     loss_mask: Tensor | None = None,
     padding_token_id: int = 0,
-) -> Sharded:
+) -> tuple[Callable[[], Any], dict[str, Any], ShardLayout | None]:
     """Return the batch itself: nothing to prepare without context parallelism."""
     del cp_mesh, tp_mesh, loss_mask, padding_token_id
     primary = batch.get("inputs_embeds", batch.get("input_ids"))

@@ -187,7 +187,7 @@ class _TeSharding:
     ) -> Sharded:
         # An extra entry of the batch is cut; a mask that only the trainer has goes through the sharder.
         del tp_mesh, loss_mask
-        made: Any = make_cp_batch_for_te(
+        local, indices = make_cp_batch_for_te(
             cp_mesh,
             batch,
             padding_token_id=padding_token_id,
@@ -195,7 +195,6 @@ class _TeSharding:
             seq_lens_padding_value=self.seq_lens_padding_value,
             return_local_indices=True,
         )
-        local, indices = made
         if indices is None:
             return contextlib.nullcontext, local, None
         num_rows, width = batch["input_ids"].shape[:2]

@@ -29,7 +29,7 @@ __all__ = ["shard_batch_aux_only", "shard_batch_load_balanced"]
 # What "ignore" means for a field; everything else is padded with 0.
 _FILLS: dict[str, float] = {"labels": -100, "padding_mask": True}
 
-Sharded = tuple[Callable[[], Any], dict[str, Any], ShardLayout | None]
+Sharded = tuple[Callable[[], Any], dict[str, Any], ShardLayout]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

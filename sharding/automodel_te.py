@@ -46,7 +46,7 @@ def make_cp_batch_for_te(
     num_chunks: int = 1,
     seq_lens_padding_value: int = -1000,
     return_local_indices: bool = False,
-) -> dict[str, Any] | tuple[dict[str, Any], Tensor | None]:
+) -> Any:
     """Return the THD batch of this rank. The caller's batch is not changed.
 
     At R = 1 (or without a mesh) it is the whole stream, as ``split_batch_into_thd_chunks`` gives it. At

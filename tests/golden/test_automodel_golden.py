@@ -7,6 +7,7 @@ original loses or corrupts data.
 
 import contextlib
 import json
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -44,7 +45,7 @@ def mask(marks):
 ANY_LOSS_MASK = vec(*[1] * 8, *[0] * 8)
 PIXELS = torch.tensor([[1.5, 2.5]])
 # What differs from the recorded result, or the words of the ValueError that refuses the input.
-INSTEAD = {
+INSTEAD: dict = {
     # The tail of row 0 belongs to its last slot; the original moves row 1 up by one token.
     "dev-005": {
         "cu_seqlens": vec(0, 2, 4, 7, 14, dtype="int32"),
@@ -202,7 +203,7 @@ def run_shard_batch_contiguous(args, _):
 def run_shard_batch_load_balanced(args, monkeypatch):
     mesh, batch, ring = mesh_of(args), args.pop("batch"), FakeRing(monkeypatch)
     context, made, layout = automodel.shard_batch_load_balanced(mesh, None, batch, **args)
-    assert ring.buffers is None, "torch's context was touched before the factory's was entered"
+    assert not ring.buffers, "torch's context was touched before the factory's was entered"
     before = {name: value.clone() for name, value in made.items()}
     with context():
         given = ring.buffers
@@ -225,7 +226,10 @@ class FakeRing:
     """Stands in for torch's context, which needs a process group, and records what it is given."""
 
     def __init__(self, monkeypatch):
-        self.buffers = self.dims = self.kept = self.rotate_method = None
+        self.buffers: list = []
+        self.dims: list = []
+        self.kept: set = set()
+        self.rotate_method = None
         experimental = torch.distributed.tensor.experimental
         self.options = experimental._attention._cp_options
         alltoall = experimental._attention._RotateMethod.ALL_TO_ALL
@@ -283,7 +287,7 @@ def sharder_of(kind, size, rank, args, monkeypatch):
     if kind == "contiguous":
         sharder = automodel.ContextParallelSharder(
             device_mesh=mesh,
-            shard_batch=lambda *a, **k: automodel.shard_batch_contiguous(*a, **k, **args),
+            shard_batch=partial(automodel.shard_batch_contiguous, **args),
             local_token_global_indices=automodel.contiguous_local_indices,
         )
         sharder.shard(batch)
@@ -310,3 +314,13 @@ def test_every_case_of_the_file_is_run_and_every_mended_one_is_there():
 
     assert len(cases) == NUM_CASES == sum(case["op"] in GOLDEN_OPS for case in cases)
     assert set(INSTEAD) <= {case["id"][:7] for case in cases}
+
+
+@pytest.mark.parametrize("name", ["thd_dev.json", "magi_dispatch_dev.json"])
+def test_own_copy_of_the_vectors_equals_the_shared_one(name):
+    own = Path(__file__).parent / "data" / name
+    shared = Path(__file__).parents[3] / "shared" / "golden" / name
+    if not shared.exists():
+        pytest.skip("no shared vectors beside this checkout")
+
+    assert json.loads(own.read_text()) == json.loads(shared.read_text())

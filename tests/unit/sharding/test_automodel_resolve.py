@@ -111,6 +111,7 @@ def test_magi_state_of_every_kind_of_model(custom, towers, size):
 
     state = automodel._magi_state_from_model(given, device_mesh)
 
+    assert state is not None
     assert state.enabled
     assert state.custom is custom
     assert state.hf_dispatch is not custom
@@ -163,6 +164,7 @@ def test_magi_tells_where_tokens_went(indices, layout):
     _, _, sharder = automodel._make_cp_batch_and_ctx(mesh(2), batch(), magi=magi, num_chunks=3, model="m")
 
     told = sharder.shard_layout
+    assert told is not None
     assert (told.original_seq_len, told.input_row_shape, told.padded_seq_len) == layout
     assert magi.settings["num_chunks"] == 3
     assert magi.settings["model"] == "m"
@@ -181,8 +183,8 @@ def test_extra_buffers_of_a_thd_batch_are_refused_before_anything_happens():
     with pytest.raises(ValueError, match=r"extra_seq_buffers=\['teacher'\] are not supported by the THD"):
         automodel._make_cp_batch_and_ctx(None, {}, use_te=True, extra_seq_buffers={"teacher": 1})
 
-    asked = []
-    given = model("te", prepare_model_inputs_for_cp=lambda *_, **__: asked.append(1) or {})
+    asked: list[int] = []
+    given = hooked({}, asked, "te")
     with pytest.raises(ValueError, match="not supported by the THD"):
         automodel._prepare_cp_sharder(
             given, mesh(2), batch(qkv_format="thd"), extra_seq_buffers={"teacher": 1}
@@ -215,7 +217,8 @@ def hooked(returned, calls, attn="sdpa", **attributes):
 
 def test_a_hooks_entries_join_the_batch_when_it_is_sharded():
     own = ContextParallelSharder(shard_batch=automodel.shard_batch_identity)
-    calls, given = [], batch()
+    calls: list[int] = []
+    given = batch()
     before = set(given)
 
     sharder = ContextParallelSharder(
@@ -242,7 +245,7 @@ def test_a_hooks_entries_join_the_batch_when_it_is_sharded():
     ],
 )
 def test_when_the_hook_is_asked(size, attn, attributes, settings, asked):
-    calls = []
+    calls: list[int] = []
     given = hooked({}, calls, attn, **attributes)
 
     automodel._prepare_cp_sharder(given, mesh(size), batch(qkv_format="thd"), **settings)
