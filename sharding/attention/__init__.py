@@ -7,4 +7,10 @@
 ``te``               sets TransformerEngine's modules up for the cp and tp ranks; takes the layout ``te``
 ``te_communication`` how these exchange keys and values, a choice
 ``te_limits``        what to watch in a batch for them
+``torch_cp``         torch's ring over SDPA, one document a chunk; takes the layout ``head_tail``
+``ring_context``     the context itself, which can be entered again
+``dispatcher``       torch's private switches of the ring, in one place
+``sdpa_hooks``       hooks that take masks away and show SDPA that its operands are sharded
+``sdpa_swap``        what stands for SDPA meanwhile
+``flex_cp``          torch's FlexAttention CP; takes the layouts ``head_tail``, ``contiguous`` and ``ptrr``
 """

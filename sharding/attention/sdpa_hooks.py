@@ -68,8 +68,8 @@ def attach_cp_sdpa_hooks(model: nn.Module, cp_mesh: Any) -> None:
             hook.cp_mesh = cp_mesh
         if not attached:
             hook = _SwapHook(swap, cp_mesh)
-            # First in, so that no other hook can fail before it; always out, so that SDPA is never left.
-            module.register_forward_pre_hook(hook.before, prepend=True)
+            module.register_forward_pre_hook(hook.before)
+            # Also when forward, or somebody's hook, raises.
             module.register_forward_hook(hook.after, always_call=True)
 
 

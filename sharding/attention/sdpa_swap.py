@@ -45,16 +45,14 @@ class SdpaSwap:
             if not self._inside:
                 self._below = F.scaled_dot_product_attention
                 F.scaled_dot_product_attention = self.wrapper
-            stack = self._inside.setdefault(threading.get_ident(), [])
-            # A forward that was interrupted (KeyboardInterrupt) did not leave; nothing attends inside itself.
-            _drop_from(stack, module)
-            stack.append((module, cp_mesh))
+            self._inside.setdefault(threading.get_ident(), []).append((module, cp_mesh))
 
     def _leave(self, module: nn.Module) -> None:
         with self._lock:
             thread = threading.get_ident()
             stack = self._inside.get(thread, [])
-            # Not inside if a hook of somebody else failed before ours: nothing to undo then.
+            # Not inside if a hook of somebody else failed before ours: nothing to undo then. Inside twice if
+            # a forward was interrupted (KeyboardInterrupt): from its first time on, all is left.
             if not _drop_from(stack, module):
                 return
             if not stack:
