@@ -18,6 +18,7 @@ from ringfeed.pipeline.manifest import (
     FileEntry,
     Manifest,
     check_file,
+    partial_folder,
     read_manifest,
 )
 
@@ -75,8 +76,7 @@ def folder_format(path: Path) -> str:
         ValueError: if there is nothing that ringfeed made.
         CorruptDataError: if its manifest cannot be read at all.
     """
-    partial_folder = path.with_name(path.name + PARTIAL_SUFFIX)
-    for place in (path, partial_folder) if not path.name.endswith(PARTIAL_SUFFIX) else (path,):
+    for place in (path, partial_folder(path)) if not path.name.endswith(PARTIAL_SUFFIX) else (path,):
         for name in (MANIFEST_NAME, ".staging/made_from.json"):
             if (place / name).is_file():
                 return _format_in(place / name)

@@ -8,13 +8,13 @@ The manifest of a folder says which of the two it is.
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ringfeed.pipeline.manifest import MANIFEST_NAME, describe_difference
+from ringfeed.pipeline.findings import folder_format
+from ringfeed.pipeline.manifest import describe_difference
 from ringfeed.pipeline.opening import OpenOptions, check_chunk, open_spec
 from ringfeed.pipeline.plan import Plan
 from ringfeed.pipeline.plan_source import PlanSource
@@ -60,18 +60,18 @@ def open_source(source: str | Path, options: SourceOptions) -> ViewSource:
             "of a plan, the folder of shards"
         )
     folder = Path(source)
-    if _format_of(folder) == SHARDS_FORMAT:
+    if _is_shards(folder):
         return _open_shards(folder, options)
     # Also for folders that are neither: reading them as a plan says what is wrong with them.
     return _open_plan(folder, options)
 
 
-def _format_of(folder: Path) -> str | None:
-    """Return the format that the folder's manifest claims, None if it has none that can be read."""
+def _is_shards(folder: Path) -> bool:
+    """Return whether the folder, finished or half-written, says that it is shards."""
     try:
-        return str(json.loads((folder / MANIFEST_NAME).read_bytes()).get("format"))
-    except (OSError, ValueError, AttributeError):
-        return None
+        return folder_format(folder) == SHARDS_FORMAT
+    except ValueError:
+        return False
 
 
 def _open_plan(folder: Path, options: SourceOptions) -> ViewSource:

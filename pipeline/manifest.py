@@ -27,6 +27,7 @@ __all__ = [
     "describe_difference",
     "file_entry",
     "fingerprint",
+    "partial_folder",
     "read_manifest",
     "write_manifest",
 ]
@@ -103,6 +104,12 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
         stream.flush()
         os.fsync(stream.fileno())
     temporary.replace(target)
+
+
+def partial_folder(folder: Path) -> Path:
+    """Return where ``folder`` is made before it is whole; ``.`` counts by its real name."""
+    named = folder if folder.name else folder.absolute()
+    return named.parent / (named.name + PARTIAL_SUFFIX)
 
 
 def read_manifest(folder: Path, *, format: str) -> Manifest:
@@ -269,7 +276,7 @@ def _restore_hint(folder: Path) -> str:
 
 
 def _why_absent(folder: Path, name: str) -> str:
-    partial = folder.with_name(folder.name + PARTIAL_SUFFIX)
+    partial = partial_folder(folder)
     if partial.is_dir() and not folder.exists():
         return f"{folder} is half-written ({partial} exists); {_finish_hint(name)}"
     if not folder.exists():

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -228,3 +229,29 @@ def test_a_half_written_folder_is_never_opened(line, run):
             assert f"{name}" in err
     with pytest.raises(ValueError, match="half-written"):
         load_all(line / "plan")
+
+
+def test_a_loader_names_the_command_that_finishes_half_written_shards(line):
+    staged = line / "shards.partial" / ".staging"
+    (line / "shards").rename(line / "shards.partial")
+    staged.mkdir()
+    shutil.move(line / "shards.partial" / "manifest.json", staged / "made_from.json")
+    for path in (line / "shards", line / "shards.partial"):
+        with pytest.raises(ValueError, match=r"half-written.* `ringfeed shard` again"):
+            load_all(path)
+
+
+def test_the_folder_in_which_one_stands_is_a_path_too(line, run, monkeypatch):
+    for name in ("corpus", "plan", "shards"):
+        monkeypatch.chdir(line / name)
+        for command in ("verify", "inspect"):
+            code, _, err = run(command, ".")
+            assert code == 0, err
+    monkeypatch.chdir(line)
+    code, _, err = run("verify", ".")
+    assert (code, err.strip()) == (
+        2,
+        "ringfeed verify: . is no corpus, plan or shards folder: it has no manifest.json",
+    )
+    with pytest.raises(ValueError, match=r"\. is no plan: it has no manifest\.json"):
+        load_all(Path())
