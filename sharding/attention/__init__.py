@@ -13,4 +13,7 @@
 ``sdpa_hooks``       hooks that take masks away and show SDPA that its operands are sharded
 ``sdpa_swap``        what stands for SDPA meanwhile
 ``flex_cp``          torch's FlexAttention CP; takes the layouts ``head_tail``, ``contiguous`` and ``ptrr``
+``magi``             MagiAttention over shares of the layout ``magi``
+``magi_keys``        its keys, and the check that it deals tokens out alike
+``magi_package``     whether it is installed, and what is wrong if not
 """
