@@ -107,7 +107,9 @@ def _ingest(
             names=[file.name for file in inputs],
             sizes=[file.bytes for file in inputs],
         )
-    writer = DocumentWriter(staged, token_dtype=recipe.token_dtype, token_file_bytes=options.token_file_bytes)
+    writer = DocumentWriter(
+        staged, token_dtype=recipe.token_dtype, token_file_bytes=_token_file_size(options, inputs)
+    )
     if staged.resumed:
         progress.log(f"{staged.path}: going on after {writer.state.num_documents:,} documents")
     parts = list(cut_parts(inputs, part_bytes=options.part_bytes))
@@ -194,10 +196,14 @@ def _request(options: IngestOptions, recipe: _Recipe, inputs: Sequence[InputFile
         "sources": sources,
         "column": asdict(recipe.column),
         "glob": options.glob,
-        "token_file_bytes": options.token_file_bytes,
+        "token_file_bytes": _token_file_size(options, inputs),
         "part_bytes": options.part_bytes,
         **recipe.facts(),
     }
+
+
+def _token_file_size(options: IngestOptions, inputs: Sequence[InputFile]) -> int:
+    return options.token_file_size(sum(file.bytes for file in inputs))
 
 
 def _refuse_output_in_source(options: IngestOptions) -> None:

@@ -16,6 +16,8 @@ __all__ = ["IngestOptions", "IngestReport"]
 
 PART_BYTES = 8 << 20
 _MAX_TOKEN = (1 << 31) - 1
+_MANY_TOKEN_FILES = 2048
+_LARGEST_TOKEN_FILE = 1 << 30
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,8 +44,8 @@ class IngestOptions:
     encoding_errors: EncodingErrors = EncodingErrors.FAIL
     glob: str | None = None
     """In folders, only names that match, such as ``*.py``."""
-    token_file_bytes: int = TOKEN_FILE_BYTES
-    """A token file ends before the document that would make it longer."""
+    token_file_bytes: int | None = None
+    """A token file ends before the document that would make it longer; None goes by the input's size."""
     part_bytes: int = PART_BYTES
     """Input that is read at once."""
 
@@ -60,8 +62,18 @@ class IngestOptions:
         if self.pad_id is not None and not 0 <= self.pad_id <= _MAX_TOKEN:
             raise ValueError(f"pad_id={self.pad_id} must be 0 to {_MAX_TOKEN}")
         for field in ("token_file_bytes", "part_bytes"):
-            if getattr(self, field) < 1:
-                raise ValueError(f"{field}={getattr(self, field)} must be at least 1")
+            value = getattr(self, field)
+            if value is not None and value < 1:
+                raise ValueError(f"{field}={value} must be at least 1")
+
+    def token_file_size(self, input_bytes: int) -> int:
+        """Return the bytes at which a token file ends, for so much input.
+
+        Files grow with the corpus up to 1 GiB, since every rank reads the manifest that lists them.
+        """
+        if self.token_file_bytes is not None:
+            return self.token_file_bytes
+        return min(_LARGEST_TOKEN_FILE, max(TOKEN_FILE_BYTES, input_bytes // _MANY_TOKEN_FILES))
 
     @property
     def column(self) -> ColumnChoice:

@@ -222,3 +222,13 @@ def test_bytes_of_broken_text_need_the_byte_tokenizer(tree, tmp_path):
 def test_the_report_is_plain_data(tree, tmp_path):
     report = ingest(tree, output=tmp_path / "corpus")
     assert json.loads(json.dumps(dataclasses.asdict(report), default=str))["documents"] == 6
+
+
+@pytest.mark.parametrize(
+    ("input_bytes", "expected"),
+    [(0, 64 << 20), (128 << 30, 64 << 20), (1 << 40, 512 << 20), (60 << 40, 1 << 30)],
+)
+def test_token_files_grow_with_the_input_up_to_a_gibibyte(tmp_path, input_bytes, expected):
+    options = IngestOptions(sources=(tmp_path,), output=tmp_path / "corpus")
+
+    assert options.token_file_size(input_bytes) == expected
