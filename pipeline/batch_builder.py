@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from ringfeed.pipeline.batch_kwargs import PadsChoice
-    from ringfeed.pipeline.device import Placed, Placer
+    from ringfeed.pipeline.device import Buffers, Placed, Placer
     from ringfeed.pipeline.view_source import StepFacts, ViewSource
     from ringfeed.pipeline.views import RankView
 
@@ -112,7 +112,7 @@ class BatchBuilder:
         self._close_source.atexit = False
         padding = source.pack_view(0, None, cp_rank=place.cp_rank).view
         self.num_local = len(padding.input_ids) * place.packs_per_chunk
-        """L of every batch."""
+        """L of a batch; of an all-padding one where shares are uneven."""
 
     def batch_bytes(self, token_bytes: int) -> int:
         """Return the bytes of the largest batch, if an id, label or position takes ``token_bytes``."""
@@ -139,13 +139,20 @@ class BatchBuilder:
             self._close_source()
 
     def _build(self, share: _StepShare, micro_batch: int) -> BuiltBatch:
-        buffers = self._placer.open(self._token_columns, self.num_local)
         chunk = _ChunkFacts()
+        buffers: Buffers | None = None
         for pack in share.packs[micro_batch].tolist():
             view = self._view(share.facts.step, pack)
+            if buffers is None:
+                # Sized by the view: uneven shares (layout magi) have another L in every pack, and take
+                # one pack per chunk. The packs of a longer chunk are alike.
+                num_local = len(view.input_ids) * self.place.packs_per_chunk
+                buffers = self._placer.open(self._token_columns, num_local)
             for name in self._token_columns:
                 buffers.write(name, chunk.num_local, getattr(view, name))
             chunk.add(view)
+        if buffers is None:
+            raise ValueError(f"step {share.facts.step} gave no pack for micro-batch {micro_batch}")
         offsets = chunk.offsets[0] if len(chunk.offsets) == 1 else concat_offsets(chunk.offsets)
         placed = buffers.finish({n: getattr(offsets, n) for n in OFFSET_COLUMNS if n in self.columns})
         info = self._info(share, micro_batch, chunk, offsets)

@@ -32,13 +32,15 @@ def stack_step(batches: Sequence[Batch], *, max_slots: int) -> Batch:
         max_slots: N after widening; offsets become [M, max_slots + 1].
 
     Raises:
-        ValueError: if a micro-batch has more slots than ``max_slots``.
+        ValueError: if a micro-batch has more slots than ``max_slots``, or the micro-batches differ in L.
     """
     tensors = {}
     for name in batches[0].tensors:
         columns = [batch.tensors[name] for batch in batches]
         if name in OFFSET_COLUMNS:
             columns = [_widened(column, max_slots, batches[0].info.step) for column in columns]
+        else:
+            _check_even([len(column) for column in columns], batches[0].info.step)
         tensors[name] = torch.stack(columns)
     infos = [batch.info for batch in batches]
     varying: dict[str, Any] = {name: tuple(getattr(info, name) for info in infos) for name in VARYING_FIELDS}
@@ -49,6 +51,14 @@ def stack_step(batches: Sequence[Batch], *, max_slots: int) -> Batch:
         is_step=True,
         pads=batches[0].pads,
     )
+
+
+def _check_even(num_local: Sequence[int], step: int) -> None:
+    if len(set(num_local)) > 1:
+        raise ValueError(
+            f"the micro-batches of step {step} have {list(num_local)} local tokens, a whole step needs one "
+            "number; iterate over the loader, or take a layout with even shares (magi: uneven=False)"
+        )
 
 
 def _widened(offsets: Tensor, max_slots: int, step: int) -> Tensor:

@@ -44,8 +44,6 @@ def test_one_rank_attends_as_torch_does(group):
     out = magi.undispatch(magi.magi_attention(module, query, keys, values), key)
 
     for start, stop in pairwise(OFFSETS):
-        heads_first = [operand[start:stop].transpose(0, 1).float() for operand in (query, keys, values)]
-        wanted = torch.nn.functional.scaled_dot_product_attention(
-            *heads_first, is_causal=True, enable_gqa=True
-        )
+        q, k, v = (operand[start:stop].transpose(0, 1).float() for operand in (query, keys, values))
+        wanted = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         torch.testing.assert_close(out[start:stop].float(), wanted.transpose(0, 1), atol=2e-2, rtol=2e-2)

@@ -38,6 +38,26 @@ def plan(tmp_path_factory):
     return folder / "plan"
 
 
+@pytest.fixture(scope="module")
+def odd_plan(tmp_path_factory):
+    """A plan whose packs no number of equal chunks fills at cp 3."""
+    folder = tmp_path_factory.mktemp("odd")
+    rng = np.random.default_rng(0)
+    documents = [rng.integers(1, 1000, size=n, dtype=np.int32) for n in rng.integers(5, 300, 40).tolist()]
+    write_corpus(folder / "corpus", documents, name="prose", pad_id=0)
+    run_plan(
+        PlanOptions(
+            output=folder / "plan",
+            corpora=[folder / "corpus"],
+            pack_tokens=501,
+            packs_per_step=4,
+            pad_multiple=1,
+            balance=Balance.BEST_FIT,
+        )
+    )
+    return folder / "plan"
+
+
 def load(plan, layout, cp_rank, cp_size=CP_SIZE, **options):
     return Loader(plan, dp_rank=0, dp_size=1, cp_rank=cp_rank, cp_size=cp_size, layout=layout, **options)
 
@@ -99,3 +119,26 @@ def test_a_whole_step_at_once(plan):
     for rank in range(CP_SIZE):
         step = next(iter(load(plan, "magi", rank).steps()))
         assert step.tensors["input_ids"].shape == (8, PACK_TOKENS // CP_SIZE)
+
+
+UNEVEN = {"uneven": True, "chunk_size": 8, "min_chunks_per_rank": 2}
+
+
+def test_uneven_shares_have_their_own_length_in_every_batch(odd_plan):
+    layout = make_layout("magi", **UNEVEN)
+    lengths = set()
+
+    for rank in range(3):
+        for batch in load(odd_plan, layout, rank, cp_size=3):
+            held = len(batch.sharder.index_map)
+            assert {name: len(batch.tensors[name]) for name in NAMES} == dict.fromkeys(NAMES, held)
+            lengths.add(held)
+
+    assert len(lengths) > 1
+
+
+def test_whole_steps_of_uneven_shares_are_refused(odd_plan):
+    loaders = [load(odd_plan, make_layout("magi", **UNEVEN), rank, cp_size=3) for rank in range(3)]
+
+    with pytest.raises(ValueError, match=r"local tokens, a whole step needs one number; iterate"):
+        _ = [list(loader.steps()) for loader in loaders]
