@@ -182,6 +182,9 @@ class _Cutter:
         maps = spec.layout.index_maps(
             chunk.cu_seqlens_padded, cp_size=spec.cp_size, cu_seqlens=chunk.cu_seqlens
         )
+        if self._out is not None and [len(part["labels"]) for part in self._out] != [len(m) for m in maps]:
+            # Uneven shares (layout magi) have other lengths in every pack.
+            self._out = None
         self._out = cut_columns({"input_ids": chunk.tokens, "labels": chunk.labels}, maps, out=self._out)
         for part, writer in zip(self._out, writers, strict=True):
             writer.write(encode_view(_view(part, chunk), pieces, step=step, pack=pack))

@@ -6,8 +6,19 @@ import torch
 
 from ringfeed.pipeline.corpus_writer import write_corpus
 from ringfeed.pipeline.loader import Loader
+from ringfeed.pipeline.opening import OpenOptions, open_spec
+from ringfeed.pipeline.plan import Plan
 from ringfeed.pipeline.planner.options import Balance, PlanOptions
 from ringfeed.pipeline.planner.run import run_plan
+from ringfeed.pipeline.shard_writer import (
+    ShardTask,
+    num_folders,
+    shards_made_from,
+    shards_manifest,
+    write_steps,
+)
+from ringfeed.pipeline.staging import StagedFolder
+from ringfeed.pipeline.store import SHARDS_FORMAT
 from ringfeed.sharding.index_map import merge
 from ringfeed.sharding.layouts import make_layout
 
@@ -142,3 +153,27 @@ def test_whole_steps_of_uneven_shares_are_refused(odd_plan):
 
     with pytest.raises(ValueError, match=r"local tokens, a whole step needs one number; iterate"):
         _ = [list(loader.steps()) for loader in loaders]
+
+
+def write_shards(plan_folder, output, layout, cp_size):
+    plan = Plan.open(plan_folder)
+    spec = open_spec(plan, OpenOptions(layout=layout, cp_size=cp_size), pad_id=plan.open_corpora().pad_id)
+    task = ShardTask(plan=plan.path, folder=output.with_name("shards.partial"), spec=spec, steps_per_folder=2)
+    made_from = shards_made_from(plan, task)
+    with StagedFolder.open(output, format=SHARDS_FORMAT, made_from=made_from) as staged:
+        indices = range(num_folders(plan, steps_per_folder=2))
+        entries = [entry for index in indices for entry in write_steps(task, index)]
+        staged.publish(shards_manifest(plan, task, entries))
+    return output
+
+
+def test_files_of_uneven_shares_give_the_bytes_of_the_plan(odd_plan, tmp_path):
+    layout = make_layout("magi", **UNEVEN)
+    shards = write_shards(odd_plan, tmp_path / "shards", layout, cp_size=3)
+
+    for rank in range(3):
+        pairs = zip(load(shards, None, rank, 3), load(odd_plan, layout, rank, 3), strict=True)
+        for from_files, from_plan in pairs:
+            assert from_files.info == from_plan.info
+            for name, tensor in from_plan.tensors.items():
+                assert torch.equal(from_files.tensors[name], tensor), name
