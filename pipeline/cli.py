@@ -151,6 +151,9 @@ def plan(
         str | None,
         typer.Option(metavar="next|ignore", help="last label of a piece that goes on  [default: next]"),
     ] = None,
+    cost_model: Annotated[
+        str | None, typer.Option(metavar="7b|70b|tokens|MODEL", help="cost of a document  [default: 7b]")
+    ] = None,
     report: Annotated[bool | None, typer.Option("--report", help="measure fill and balance")] = None,
     config: ConfigFile = None,
     as_json: Json = False,

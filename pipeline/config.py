@@ -15,6 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ringfeed.pipeline.ingest_options import IngestOptions
+from ringfeed.pipeline.planner.cost import cost_model_of
 from ringfeed.pipeline.planner.options import Balance, Overflow, PlanOptions
 from ringfeed.pipeline.sources.encoding import EncodingErrors
 
@@ -113,11 +114,13 @@ class PlanConfig(CommandConfig):
     boundary_label: Literal["next", "ignore"] = Field(
         "next", description="the last label of a piece whose document goes on"
     )
+    cost_model: Text = Field("7b", description="what a document costs: 7b, 70b, tokens, or a model")
     report: Flag = Field(default=False, description="measure fill and balance of the plan")
 
     def to_options(self) -> PlanOptions:
         """Return what the planner takes; it has the rules between fields."""
-        return PlanOptions(**{name: value for name, value in self if name != "report"})
+        given = {name: value for name, value in self if name != "report"}
+        return PlanOptions(**{**given, "cost_model": cost_model_of(self.cost_model)})
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -50,6 +50,7 @@ class Recipe:
     boundary_label: str
     """``next`` or ``ignore``."""
     cost_model: str
+    """Name of the cost model (``planner/cost.py``), which says all that its numbers depend on."""
     sources: tuple[SourceRef, ...]
     """In command order: global document ids count through them."""
     planner_version: int = PLANNER_VERSION

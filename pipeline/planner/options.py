@@ -10,6 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TypeVar
 
+from ringfeed.pipeline.planner.cost import DEFAULT_COST_MODEL, CostModel, check_costs
 from ringfeed.pipeline.supervision import BOUNDARY_LABELS
 
 __all__ = ["Balance", "BlockLimits", "Overflow", "PlanOptions"]
@@ -89,6 +90,8 @@ class PlanOptions:
     epochs: int = 1
     positions: str = "restart"
     boundary_label: str = "next"
+    cost_model: CostModel = DEFAULT_COST_MODEL
+    """What packs of like cost means (``cost.py``)."""
     block_limits: BlockLimits = BlockLimits()
 
     def __post_init__(self) -> None:
@@ -106,6 +109,7 @@ class PlanOptions:
             raise ValueError(f"seed={self.seed} is not between 0 and {_LARGEST_SEED}")
         self._check_multiple()
         self._check_slates()
+        check_costs(self.cost_model, pack_tokens=self.pack_tokens, packs_per_step=self.packs_per_step)
 
     @property
     def document_multiple(self) -> int:

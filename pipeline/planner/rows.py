@@ -7,7 +7,6 @@ Out:  ``PackRows`` (``pipeline/step_packs.py``) and one line of sums per step (`
 import numpy as np
 from numpy.typing import NDArray
 
-from ringfeed.pipeline.planner.cost import piece_costs
 from ringfeed.pipeline.planner.documents import DocumentTable
 from ringfeed.pipeline.planner.options import Overflow, PlanOptions
 from ringfeed.pipeline.planner.tally import StepTally
@@ -32,7 +31,7 @@ def window_rows(window: Window, documents: DocumentTable, options: PlanOptions) 
     within = np.repeat(np.arange(window.num_steps), np.diff(window.first_packs))
     packs = np.arange(num_packs) - window.first_packs[within]
     lengths_of_documents = documents.lengths(pieces.documents)
-    costs = _sums(piece_costs(pieces.lengths), offsets)
+    costs = _sums(options.cost_model.piece_costs(pieces.lengths), offsets)
     rows = PackRows(
         within + window.start.first_step,
         packs,

@@ -20,7 +20,6 @@ from ringfeed.pipeline.plan_blocks import (
     read_block_facts,
     snapshot_name,
 )
-from ringfeed.pipeline.planner.cost import COST_MODEL
 from ringfeed.pipeline.planner.documents import DocumentTable, open_documents
 from ringfeed.pipeline.planner.draw import BLOCK_DOCUMENTS, DrawCursor
 from ringfeed.pipeline.planner.options import PlanOptions
@@ -79,7 +78,7 @@ def _recipe(options: PlanOptions, documents: DocumentTable) -> Recipe:
         seed=options.seed,
         positions=options.positions,
         boundary_label=options.boundary_label,
-        cost_model=COST_MODEL,
+        cost_model=options.cost_model.name,
         sources=documents.sources,
     )
 
