@@ -196,6 +196,29 @@ def in_a_ring_context_the_ring_is_called_with_marked_operands(mesh):
 
 
 @check
+def operands_are_marked_one_by_one(mesh):
+    seen: list[torch.Tensor] = []
+
+    class Mixed(nn.Module):
+        def forward(self, x):
+            # A key that is marked already, as after a tensor-parallel projection, hides nothing.
+            k = DTensor.from_local(x, mesh, [Shard(2)])
+            return F.scaled_dot_product_attention(x, k, x)
+
+    def recorded(*operands):
+        seen.extend(operands)
+        return operands[0]
+
+    attach_cp_sdpa_hooks(model := nn.ModuleDict({"self_attn": Mixed()}), mesh)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(F, "scaled_dot_product_attention", recorded)
+        out = model["self_attn"](torch.zeros(1, 2, 3, 4))
+    assert [type(x) for x in seen] == [DTensor] * 3
+    assert [x.shape for x in seen] == [(1, 2, 6, 4)] * 3
+    assert type(out) is torch.Tensor
+
+
+@check
 def the_wrapper_is_off_outside(mesh):
     x = torch.randn(1, 2, 4, 8)
 

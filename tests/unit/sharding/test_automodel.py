@@ -2,6 +2,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from ringfeed.sharding import automodel
 
@@ -68,6 +71,27 @@ def test_mesh_functions_read_size_and_rank_from_the_mesh(function):
     ranks = [function(mesh(2, rank), 8) for rank in (0, 1)]
 
     assert torch.cat(ranks).sort().values.tolist() == list(range(8))
+
+
+@pytest.fixture
+def mesh_of_rank_5():
+    """cp ranks 4 to 7 of 8, as rank 5 of a real process group sees them."""
+    dist.init_process_group("fake", rank=5, world_size=8, store=FakeStore())
+    yield init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "cp"))["cp"]
+    dist.destroy_process_group()
+
+
+def test_the_rank_is_the_meshs_where_the_process_group_has_another(mesh_of_rank_5):
+    tokens = torch.arange(16)
+    rows = {"input_ids": tokens[None], "labels": tokens[None], "position_ids": tokens[None]}
+    lengths = {"seq_lens": torch.tensor([[16]]), "seq_lens_padded": torch.tensor([[16]])}
+
+    head_tail = [2, 3, 12, 13]
+    assert automodel.round_robin_local_indices(mesh_of_rank_5, 16).tolist() == head_tail
+    assert automodel._shard_grad_buffer_for_cp(tokens, 0, mesh_of_rank_5).tolist() == head_tail
+    assert automodel.contiguous_local_indices(mesh_of_rank_5, 16).tolist() == [4, 5, 6, 7]
+    local = automodel.make_cp_batch_for_te(mesh_of_rank_5, {**rows, **lengths})
+    assert (local["cp_rank"], local["input_ids"].tolist()) == (1, head_tail)
 
 
 def test_rank_is_0_where_neither_mesh_nor_process_group_tells():

@@ -15,6 +15,10 @@ class Backend(Enum):
     TE = "te"
 
 
+class TextBackend(str, Enum):  # noqa: UP042 - as the original's users have it; a StrEnum would say "te"
+    TE = "te"
+
+
 def submesh(size, rank=0):
     group = SimpleNamespace(size=lambda: size)
     return SimpleNamespace(size=lambda: size, get_local_rank=lambda: rank, get_group=lambda: group)
@@ -64,10 +68,15 @@ class StubMagi:
         (SimpleNamespace(), None),
         (model("te"), "te"),
         (model(""), ""),
+        (SimpleNamespace(backend=SimpleNamespace(attn=""), config=hf_model("te").config), ""),
         (model(Backend.TE), "Backend.TE"),
+        (model(TextBackend.TE), "TextBackend.TE"),
         (hf_model("sdpa"), "sdpa"),
         (hf_model(None, _attn_implementation_internal="magi"), "magi"),
+        (hf_model("sdpa", _attn_implementation_internal="magi"), "sdpa"),
         (hf_model(None, text_config=SimpleNamespace(_attn_implementation="flash")), "flash"),
+        (hf_model("sdpa", text_config=SimpleNamespace(_attn_implementation="flash")), "sdpa"),
+        (hf_model(None, text_config=SimpleNamespace(_attn_implementation_internal="magi")), "magi"),
         (SimpleNamespace(backend=SimpleNamespace(attn="te"), config=hf_model("sdpa").config), "te"),
     ],
 )
@@ -80,6 +89,8 @@ def test_the_backend_is_read_from_the_model_then_its_config(given, backend):
     [
         (model("te"), True),
         (model("TE"), False),
+        (model(Backend.TE), False),
+        (model("sdpa", _te_attention_injected=0), False),
         (model("sdpa", _te_attention_injected=1), True),
         (None, False),
     ],
@@ -98,6 +109,20 @@ def test_a_tower_makes_a_model_multimodal(tower):
 def test_so_does_a_towers_config_even_if_empty(name):
     assert automodel._is_multimodal_model(hf_model("sdpa", **{name: {}}))
     assert not automodel._is_multimodal_model(hf_model("sdpa", **{name: None}))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        model(model=SimpleNamespace(visual=object())),
+        hf_model("sdpa", text_config=SimpleNamespace(vision_config={})),
+        SimpleNamespace(config={"vision_config": {}}),
+        None,
+    ],
+    ids=["a level down", "in the text's config", "config is a dict", "no model"],
+)
+def test_a_tower_elsewhere_does_not_count_as_in_the_original(given):
+    assert not automodel._is_multimodal_model(given)
 
 
 @pytest.mark.parametrize("size", [None, 2])
@@ -147,6 +172,13 @@ def test_ways_go_in_the_order_model_magi_thd_ring_identity():
     assert type(resolve(1, is_thd=True).shard_batch).__name__ == "_TeSharding"
     assert resolve(2).local_token_global_indices is automodel.round_robin_local_indices
     assert resolve(1).shard_batch is automodel.shard_batch_identity
+
+
+def test_extra_buffers_are_for_the_ring_alone():
+    buffers = {"teacher": 1}
+
+    assert resolve(2, extra_seq_buffers=buffers).shard_batch.keywords == {"extra_seq_buffers": buffers}
+    assert resolve(1, extra_seq_buffers=buffers).shard_batch is automodel.shard_batch_identity
 
 
 def test_a_disabled_magi_is_none():

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ringfeed.sharding import automodel
 from ringfeed.sharding.automodel_thd import ChunkCountError
@@ -95,6 +96,45 @@ def test_a_fill_value_takes_no_boundary_away(fill):
 
     assert indices.tolist() == [0, 1, 6, 7, 8, 9, 14, 15]
     assert local["cu_seqlens"].tolist() == [0, 8, 16]
+
+
+def test_a_fill_of_0_leaves_the_leading_boundary_in_the_batch():
+    # The original gives rank 0 the rows [2, 3, 4, 7, ...]: without its 0, the first slot begins at 4.
+    lengths = torch.tensor([[4, 4, 8]])
+    given = batch(rows=1, width=16, seq_lens=lengths, seq_lens_padded=lengths)
+
+    (local, indices), _ = on_all_ranks(2, given, seq_lens_padding_value=0)
+
+    assert indices.tolist() == [0, 3, 4, 7, 8, 9, 14, 15]
+    assert local["cu_seqlens"].tolist() == [0, 4, 8, 16]
+
+
+class Waits(TorchDispatchMode):
+    """Counts operations that stop the host until the device has caught up."""
+
+    NAMES = ("_local_scalar_dense", "equal", "nonzero", "masked_select", "_unique2")
+
+    def __init__(self):
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func._schema.name.removeprefix("aten::")
+        is_mask = name in ("index", "index_put_") and any(
+            index is not None and index.dtype == torch.bool for index in args[1]
+        )
+        if name in self.NAMES or is_mask:
+            self.seen.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("num_chunks", [1, 4])
+def test_no_token_tensor_makes_the_host_wait_for_the_device(num_chunks):
+    # The original waits 7 times a chunk: items, comparisons, selections by a mask.
+    with Waits() as waits:
+        on_all_ranks(2, batch(rows=4), num_chunks=num_chunks)
+
+    assert waits.seen == []
 
 
 def test_filled_up_boundaries_stay_filled_up():
@@ -223,6 +263,24 @@ def test_a_stream_without_boundaries_is_refused_and_one_without_a_mask_is_not():
     del stream["padding_mask"]
     local, _ = automodel._shard_thd_chunk_for_te(stream, mesh(2), "thd", -1000, 0)
     assert local["padding_mask"].tolist() == [False, False, True, True]
+
+
+@pytest.mark.parametrize("name", ["input_ids", "labels", "position_ids", "cu_seqlens"])
+def test_a_stream_without_one_of_its_fields_is_a_key_error(name):
+    stream = automodel.process_input_for_thd(batch())
+    del stream[name]
+
+    with pytest.raises(KeyError, match=name):
+        automodel._shard_thd_chunk_for_te(stream, mesh(2), "thd", -1000, 0)
+
+
+def test_a_stream_may_have_no_positions():
+    stream = {**automodel.process_input_for_thd(batch()), "position_ids": None}
+
+    local, indices = automodel._shard_thd_chunk_for_te(stream, mesh(2), "thd", -1000, 0)
+
+    assert local["position_ids"] is None
+    assert torch.equal(local["input_ids"], stream["input_ids"][indices])
 
 
 def test_neither_function_changes_what_it_is_given():
