@@ -3,9 +3,9 @@
 In:   for each local token the keys it may see, as a range of chunk positions
 Out:  ``QueryBlock``s for ``block_attention.py``, in local order
 
-Causal and same-document masks leave a token the keys from its document's first token to
-itself. Neighbouring local tokens have nearly the same range, so a block of them reads one
-slice of the keys, and no mask is ever larger than ``MASK_BUDGET`` elements.
+A document's mask, causal or with a window, leaves a token one stretch of its document.
+Neighbouring local tokens have nearly the same one, so a block of them reads one slice of the
+keys, and no mask is ever larger than ``MASK_BUDGET`` elements.
 """
 
 from collections.abc import Iterator
@@ -76,14 +76,19 @@ def _granules(
     widest = int((stops - starts).max())
     granule = max(1, min(_MAX_ROWS // 4, MASK_BUDGET // (2 * widest)))
     is_cut = np.ones(len(rows), dtype=np.bool_)
-    # Within a document's run starts stay and stops grow by one.
-    is_cut[1:] = (np.diff(starts) != 0) | (np.diff(stops) != 1) | (np.diff(rows) != 1)
+    # From a token of a document to the next, an end of the range stays or grows by one, window or not.
+    is_cut[1:] = _jumps(starts) | _jumps(stops) | (np.diff(rows) != 1)
     run_starts = np.flatnonzero(is_cut)
     in_run = np.arange(len(rows)) - np.repeat(run_starts, np.diff(run_starts, append=len(rows)))
     cuts = np.flatnonzero(in_run % granule == 0)
     ends = np.append(cuts[1:], len(rows)) - 1
-    columns = (rows[cuts], rows[ends] + 1, starts[cuts], stops[ends], starts[cuts], stops[cuts])
+    columns = (rows[cuts], rows[ends] + 1, starts[cuts], stops[ends], starts[ends], stops[cuts])
     yield from map(QueryBlock, *(column.tolist() for column in columns))
+
+
+def _jumps(ends: NDArray[np.int64]) -> NDArray[np.bool_]:
+    steps = np.diff(ends)
+    return (steps < 0) | (steps > 1)
 
 
 def _joined(granules: Iterator[QueryBlock]) -> Iterator[QueryBlock]:

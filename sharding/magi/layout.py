@@ -21,6 +21,7 @@ from ringfeed.sharding.magi.slices import MaskKind, MaskSlices, SliceTuple
 from ringfeed.sharding.magi.solver import Solver
 from ringfeed.sharding.magi.solvers import make_solver, solver_names
 from ringfeed.sharding.offsets import as_offsets, as_real_offsets
+from ringfeed.sharding.window import read_sides
 
 __all__ = ["MagiLayout"]
 
@@ -59,7 +60,7 @@ class MagiLayout(Layout):
     """Of sorted_sequential_select: part of a slice that a rank gets at a time. None: 1."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "window", _read_window(self.window))
+        object.__setattr__(self, "window", read_sides(self.window))
         for name in ("uneven", "causal"):
             if getattr(self, name) not in (True, False):
                 raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}")
@@ -196,10 +197,3 @@ class MagiLayout(Layout):
         if num_tokens == 0:
             return [IndexMap(np.empty((0, 2), dtype=np.int64), 0)] * cp_size
         return self.partition_slices(slices, num_tokens, cp_size=cp_size).index_maps
-
-
-def _read_window(window: Any) -> tuple[int, int]:
-    sides = tuple(window) if isinstance(window, tuple | list) else ()
-    if len(sides) != 2 or any(not isinstance(side, int) or isinstance(side, bool) for side in sides):
-        raise ValueError(f"window must be two integers, (left, right), got {window!r}")
-    return sides

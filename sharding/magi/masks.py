@@ -17,6 +17,7 @@ import numpy as np
 from ringfeed.sharding.magi.slices import MaskKind, MaskSlices, SliceTuple
 from ringfeed.sharding.offsets import as_offsets
 from ringfeed.sharding.run_kernels import Int64Array
+from ringfeed.sharding.window import read_sides
 
 __all__ = [
     "CausalMask",
@@ -112,14 +113,13 @@ def document_mask(*, causal: bool, window: tuple[int, int]) -> DocumentMask:
     """
     if window == NO_WINDOW:
         return CausalMask() if causal else FullMask()
-    if min(window) < -1:
-        raise ValueError(f"window={window} must have sides of at least -1 (-1: no limit)")
+    left, right = read_sides(window)
     if causal:
         raise ValueError(
             f"window={window} needs causal=False: a window says itself what lies ahead, "
             f"and ({window[0]}, 0) is causal"
         )
-    return WindowMask(*window)
+    return WindowMask(left, right)
 
 
 def varlen_slices(cu_seqlens: Any, *, mask: DocumentMask, cu_seqlens_k: Any = None) -> MaskSlices:

@@ -26,15 +26,18 @@ def inputs(num_tokens: int = 24, heads: int = 4, kv_heads: int = 2) -> list[torc
     return [torch.randn(shape, generator=generator, requires_grad=True) for shape in shapes]
 
 
-def per_document(q, k, v):
+def per_document(q, k, v, window=(-1, 0)):
     """Attention over each document alone, written out: no mask over documents, no SDPA."""
+    left, right = (side if side >= 0 else 24 for side in window)
     out = torch.zeros(*q.shape[:2], v.shape[2], dtype=q.dtype)
     share = q.shape[1] // k.shape[1]
     for slot, start in enumerate(CU_SEQLENS_PADDED[:-1]):
         rows = slice(start, start + CU_SEQLENS[slot + 1] - CU_SEQLENS[slot])
         keys, values = (x[rows].repeat_interleave(share, dim=1) for x in (k, v))
         scores = torch.einsum("qhd,khd->hqk", q[rows], keys) / q.shape[2] ** 0.5
-        scores = scores.masked_fill(torch.ones(scores.shape[1:]).triu(1).bool(), float("-inf"))
+        hidden = torch.ones(scores.shape[1:]).bool()
+        hidden = hidden.triu(right + 1) | hidden.tril(-left - 1)
+        scores = scores.masked_fill(hidden, float("-inf"))
         out[rows] = torch.einsum("hqk,khd->qhd", scores.softmax(-1), values)
     return out
 
@@ -67,6 +70,31 @@ def test_one_rank_without_a_group_equals_attention_per_document():
     wanted = torch.autograd.grad((expected * weight).sum(), (q, k, v))
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(grads, wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("window", [(-1, -1), (2, 0), (0, 0), (1, 2), (-1, 1), (0, -1), (100, 0)])
+def test_a_window_limits_what_a_query_sees_of_its_document(window):
+    q, k, v = inputs()
+    weight = torch.randn(24, 4, 8, generator=torch.Generator().manual_seed(2))
+
+    out = allgather_attention(q, k, v, context=one_rank().with_window(window))
+    grads = torch.autograd.grad((out * weight).sum(), (q, k, v))
+
+    expected = per_document(q, k, v, window)
+    wanted = torch.autograd.grad((expected * weight).sum(), (q, k, v))
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(grads, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_layers_with_different_windows_share_a_context():
+    q, k, v = inputs()
+    context = one_rank()
+
+    windows = [context.with_window(sides) for sides in ((1, 0), (-1, 0), (1, 0))]
+    outs = [allgather_attention(q, k, v, context=each) for each in windows]
+
+    assert torch.equal(outs[0], outs[2])
+    assert not torch.equal(outs[0], outs[1])
 
 
 def test_a_rank_that_holds_all_tokens_in_another_order_gives_the_same():

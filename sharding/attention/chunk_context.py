@@ -1,0 +1,181 @@
+"""What a rank's attention over gathered keys needs to know of a chunk.
+
+In:   a chunk's offsets and index maps (``sharding/layouts.py``)
+Out:  ``AllGatherContext``, made once a chunk and used by every layer (``allgather.py``)
+
+Shapes: T slots in the chunk, L local tokens, N slots' count, R cp ranks.
+"""
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar, cast
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from ringfeed.sharding.index_map import IndexMap, expand_runs
+from ringfeed.sharding.offsets import as_offsets, as_real_offsets
+from ringfeed.sharding.run_kernels import Int64Array
+from ringfeed.sharding.window import CAUSAL, DocumentSpans, Window
+
+__all__ = ["AllGatherContext", "allgather_context"]
+
+Mask = TypeVar("Mask")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class AllGatherContext:
+    """What one rank's attention needs to know of a chunk. Made once, used by every layer."""
+
+    local_document_ids: Tensor
+    """int32 [L], slot of the chunk that each local token is in, -1 for padding."""
+    local_positions: Tensor
+    """int32 [L], offset of each local token in its slot, 0 for padding."""
+    global_document_ids: Tensor
+    """int32 [T], as ``local_document_ids``, for the chunk in chunk order."""
+    global_positions: Tensor
+    """int32 [T], as ``local_positions``, for the chunk in chunk order."""
+    spans: DocumentSpans
+    """The document of each local token as a range of chunk positions, on the host."""
+    key_order: Tensor | None
+    """int64 [T], the gathered row of each chunk token; None if they are in chunk order."""
+    num_parts: int
+    """R; 1 where the rank holds the whole chunk and nothing is gathered."""
+    part_length: int
+    """Rows of the longest part."""
+    cp_rank: int
+    window: Window
+    """What a query sees of its document."""
+    _masks: dict[Hashable, Any] = field(default_factory=dict, repr=False)
+    """Masks by window, shared with the contexts of other windows: a second layer need not make one again."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the context's tensors are."""
+        return self.local_positions.device
+
+    @property
+    def num_tokens(self) -> int:
+        """T."""
+        return len(self.global_positions)
+
+    def to(self, device: torch.device | str) -> "AllGatherContext":
+        """Return the same context with its tensors on ``device``."""
+        names = ("local_document_ids", "local_positions", "global_document_ids", "global_positions")
+        moved = {name: getattr(self, name).to(device) for name in names}
+        order = None if self.key_order is None else self.key_order.to(device)
+        return replace(self, **moved, key_order=order, _masks={})
+
+    def with_window(self, window: Window | tuple[int, int]) -> "AllGatherContext":
+        """Return the context of a layer that sees ``window`` of the same chunk. Cheap: call it in the layer.
+
+        Args:
+            window: tokens before and after its own that a query sees, of its document; -1: all of them.
+                (-1, 0) is causal, (-1, -1) the whole document, (w, 0) a causal sliding window, of w tokens
+                and the query's own.
+
+        Raises:
+            ValueError: if ``window`` is not two integers of at least -1.
+        """
+        return replace(self, window=Window.read(window))
+
+    def keys(self) -> tuple[Int64Array, Int64Array]:
+        """Return each local token's keys, int64 [L] each: first chunk position and end, on the host."""
+        return self.spans.keys(self.window)
+
+    def mask(self, make: Callable[[], Mask]) -> Mask:
+        """Return what ``make`` returned when a mask of this window was first asked for."""
+        if self.window not in self._masks:
+            self._masks[self.window] = make()
+        return cast("Mask", self._masks[self.window])
+
+
+def allgather_context(
+    cu_seqlens: ArrayLike | Tensor,
+    cu_seqlens_padded: ArrayLike | Tensor,
+    index_maps: Sequence[IndexMap],
+    cp_rank: int,
+    *,
+    window: Window | tuple[int, int] = CAUSAL,
+) -> AllGatherContext:
+    """Describe a chunk to ``allgather_attention``. Arithmetic on lengths, on the CPU.
+
+    Args:
+        cu_seqlens: real offsets, int [N + 1].
+        cu_seqlens_padded: slot offsets, int [N + 1].
+        index_maps: one per cp rank. They tile the chunk, or each holds all of it.
+        cp_rank: which of them is this rank's.
+        window: what a query sees of its document (``AllGatherContext.with_window``).
+
+    Raises:
+        ValueError: if offsets and index maps do not belong together, the maps do not tile, or ``window``
+            is none.
+    """
+    slots = as_offsets(cu_seqlens_padded, name="cu_seqlens_padded")
+    lengths = np.diff(as_real_offsets(cu_seqlens, slots))
+    if not 0 <= cp_rank < len(index_maps):
+        raise ValueError(f"cp_rank={cp_rank} is not in 0 to {len(index_maps) - 1}")
+    num_tokens = index_maps[cp_rank].num_tokens
+    if any(index_map.num_tokens != num_tokens for index_map in index_maps):
+        raise ValueError(f"index maps cover different chunks: {[m.num_tokens for m in index_maps]} tokens")
+    documents, positions, starts, stops = _describe(lengths, slots, num_tokens)
+    local = expand_runs(index_maps[cp_rank].runs)
+    # A rank that holds every token (cp 1, layout identity) has the keys already.
+    parts = [local] if len(local) == num_tokens else [expand_runs(m.runs) for m in index_maps]
+    part_length = max(len(part) for part in parts)
+    return AllGatherContext(
+        local_document_ids=torch.from_numpy(documents[local]),
+        local_positions=torch.from_numpy(positions[local]),
+        global_document_ids=torch.from_numpy(documents),
+        global_positions=torch.from_numpy(positions),
+        spans=DocumentSpans(queries=local, starts=starts[local], stops=stops[local]),
+        key_order=_key_order(parts, num_tokens, part_length),
+        num_parts=len(parts),
+        part_length=part_length,
+        cp_rank=cp_rank,
+        window=Window.read(window),
+    )
+
+
+def _describe(
+    lengths: NDArray[np.int64], slots: NDArray[np.int64], num_tokens: int
+) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]:
+    """Return, [T] each: document ids, positions, and where the document begins and its real tokens end.
+
+    A pad belongs to no document: it begins and ends at 0.
+    """
+    if slots[-1] > num_tokens:
+        raise ValueError(
+            f"cu_seqlens_padded ends at {slots[-1]}, but the index maps cover {num_tokens} tokens"
+        )
+    widths = np.diff(slots)
+    ids = np.repeat(np.arange(len(widths)), widths)
+    starts = np.repeat(slots[:-1], widths)
+    offsets = np.arange(len(ids)) - starts
+    is_pad = offsets >= lengths[ids]
+    # Magi's maps may cover more than the slots: padding, too.
+    beyond = (0, num_tokens - len(ids))
+    documents = np.pad(np.where(is_pad, -1, ids), beyond, constant_values=-1).astype(np.int32)
+    positions = np.pad(np.where(is_pad, 0, offsets), beyond).astype(np.int32)
+    stops = np.where(is_pad, 0, starts + lengths[ids])
+    return documents, positions, np.pad(np.where(is_pad, 0, starts), beyond), np.pad(stops, beyond)
+
+
+def _key_order(parts: Sequence[NDArray[np.int64]], num_tokens: int, part_length: int) -> Tensor | None:
+    """Return int64 [T]: the row of each chunk token in the gathered parts; None if row i is token i."""
+    held = np.concatenate(parts)
+    holders = np.bincount(held, minlength=num_tokens)
+    if (holders != 1).any():
+        token = int(np.argmax(holders != 1))
+        raise ValueError(
+            f"index maps do not tile the {num_tokens}-token chunk: "
+            f"token {token} is held {holders[token]} times"
+        )
+    rows = [part_length * rank + np.arange(len(part)) for rank, part in enumerate(parts)]
+    order = np.empty(num_tokens, dtype=np.int64)
+    order[held] = np.concatenate(rows)
+    if len(parts) * part_length == num_tokens and (order == np.arange(num_tokens)).all():
+        return None
+    return torch.from_numpy(order)
