@@ -28,34 +28,11 @@ if TYPE_CHECKING:
 
     from ringfeed.pipeline.batch_kwargs import PadsChoice
     from ringfeed.pipeline.device import Buffers, Placed, Placer
+    from ringfeed.pipeline.ranks import RankPlace
     from ringfeed.pipeline.view_source import StepFacts, ViewSource
     from ringfeed.pipeline.views import RankView
 
-__all__ = ["BatchBuilder", "BuiltBatch", "RankPlace"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RankPlace:
-    """Which share of a step one trainer rank gets.
-
-    Raises:
-        ValueError: if a rank is not below its size.
-    """
-
-    dp_rank: int
-    dp_size: int
-    cp_rank: int
-    cp_size: int
-    packs_per_chunk: int = 1
-
-    def __post_init__(self) -> None:
-        for name in ("dp_size", "cp_size", "packs_per_chunk"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for axis in ("dp", "cp"):
-            rank, size = getattr(self, f"{axis}_rank"), getattr(self, f"{axis}_size")
-            if not 0 <= rank < size:
-                raise ValueError(f"{axis}_rank={rank} is not in 0 to {size - 1} ({axis}_size={size})")
+__all__ = ["BatchBuilder", "BuiltBatch"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

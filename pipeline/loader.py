@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ringfeed.pipeline.batch import OFFSET_COLUMNS, TOKEN_COLUMNS
-from ringfeed.pipeline.batch_builder import BatchBuilder, RankPlace
+from ringfeed.pipeline.batch_builder import BatchBuilder
 from ringfeed.pipeline.batch_kwargs import PadsChoice
 from ringfeed.pipeline.device import make_placer
 from ringfeed.pipeline.loader_node import LoaderNode, Position
 from ringfeed.pipeline.loader_source import SourceOptions, open_source
+from ringfeed.pipeline.ranks import RankPlace
 from ringfeed.pipeline.step_batch import stack_step
 
 if TYPE_CHECKING:

@@ -9,14 +9,40 @@ With k = dp_size * packs_per_chunk, group m is slate m if slates hold k packs; e
 the least cost in this step so far that has room, ties to the lower rank. In a chunk, packs stand by pack id.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-__all__ = ["MISSING", "assign_packs", "assign_steps", "num_micro_batches"]
+__all__ = ["MISSING", "RankPlace", "assign_packs", "assign_steps", "num_micro_batches"]
 
 MISSING = -1
 """Stands where a step holds no pack: the loader puts an all-padding view there."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankPlace:
+    """Which share of a step one trainer rank gets.
+
+    Raises:
+        ValueError: if a rank is not below its size.
+    """
+
+    dp_rank: int
+    dp_size: int
+    cp_rank: int
+    cp_size: int
+    packs_per_chunk: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("dp_size", "cp_size", "packs_per_chunk"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for axis in ("dp", "cp"):
+            rank, size = getattr(self, f"{axis}_rank"), getattr(self, f"{axis}_size")
+            if not 0 <= rank < size:
+                raise ValueError(f"{axis}_rank={rank} is not in 0 to {size - 1} ({axis}_size={size})")
 
 
 def num_micro_batches(*, packs_per_step: int, dp_size: int, packs_per_chunk: int = 1) -> int:
