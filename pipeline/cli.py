@@ -1,4 +1,4 @@
-"""The commands that need no Ray: ingest, plan, verify, inspect. Parse, then call one function.
+"""The commands that need no Ray: ingest, plan, fit-cost, verify, inspect. Parse, then call one function.
 
 In:   the command line
 Out:  what ``commands.py`` does with it; ``console.py`` prints and turns errors into exit codes
@@ -60,9 +60,9 @@ def new_app() -> typer.Typer:
 
 
 def add_base_commands(app: typer.Typer) -> None:
-    """Add the four commands of this module to ``app``."""
-    for command in (ingest, plan, verify, inspect):
-        app.command()(command)
+    """Add the commands of this module to ``app``."""
+    for command in (ingest, plan, fit_cost, verify, inspect):
+        app.command(command.__name__.replace("_", "-"))(command)
 
 
 def _show_version(wanted: bool) -> None:  # noqa: FBT001
@@ -162,6 +162,27 @@ def plan(
     return _run("plan", locals())
 
 
+def fit_cost(
+    samples: Annotated[
+        Path | None,
+        typer.Argument(metavar="SAMPLES.csv", help="lengths,milliseconds: a measured pack a line"),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="TABLE.csv", help="the table to write")
+    ] = None,
+    basis: Annotated[
+        str | None, typer.Option(metavar="quadratic|piecewise", help="[default: quadratic]")
+    ] = None,
+    tolerance: Annotated[
+        float | None, typer.Option(metavar="SHARE", help="a sample may be so far off  [default: 0.5]")
+    ] = None,
+    config: ConfigFile = None,
+    as_json: Json = False,
+) -> int:
+    """Fit what documents cost to packs that were measured."""
+    return _run("fit-cost", locals())
+
+
 def verify(
     path: Annotated[
         Path | None, typer.Argument(metavar="PATH", help="a corpus, plan or shards folder")
@@ -192,7 +213,7 @@ def _run(name: str, parameters: dict[str, Any]) -> int:
     flags = {key: value for key, value in parameters.items() if key not in ("config", "as_json")}
     return run_command(
         name,
-        getattr(commands, name),
+        getattr(commands, name.replace("-", "_")),
         flags=flags,
         config=parameters["config"],
         as_json=parameters["as_json"],

@@ -14,11 +14,11 @@ from ringfeed.pipeline.console import DONE, FAILED, Outcome
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ringfeed.pipeline.config import IngestConfig, InspectConfig, PlanConfig, VerifyConfig
+    from ringfeed.pipeline.config import FitCostConfig, IngestConfig, InspectConfig, PlanConfig, VerifyConfig
     from ringfeed.pipeline.findings import VerifyReport
     from ringfeed.pipeline.progress import Progress
 
-__all__ = ["ingest", "inspect", "plan", "verify"]
+__all__ = ["fit_cost", "ingest", "inspect", "plan", "verify"]
 
 
 def ingest(config: IngestConfig, progress: Progress) -> Outcome:
@@ -58,6 +58,44 @@ def plan(config: PlanConfig, progress: Progress) -> Outcome:
         facts |= report
         text += "\n" + _table(report)
     return Outcome(text=text, facts=facts)
+
+
+def fit_cost(config: FitCostConfig, progress: Progress) -> Outcome:
+    """Make a cost table."""
+    from ringfeed.pipeline.planner.cost_fit import fit_cost as fit
+    from ringfeed.pipeline.planner.cost_fit import read_samples
+    from ringfeed.pipeline.planner.cost_table import write_table
+
+    del progress
+    samples = read_samples(config.samples)
+    found = fit(samples, basis=config.basis, tolerance=config.tolerance)
+    terms = ", ".join(f"{name} {value:.4g}" for name, value in found.coefficients.items())
+    told = [
+        f"{len(samples):,} packs; basis {config.basis}; ms for each of: {terms}",
+        f"error of a pack: typically {found.typical_error:.2%}, at most {found.largest_error:.2%}",
+    ]
+    if found.left_out:
+        told.append(f"not told apart by these packs, so left out: {', '.join(found.left_out)}")
+    write_table(config.output, found.table, comments=told)
+    furthest = found.worst(samples)
+    facts = {
+        "output": str(config.output),
+        "cost_model": found.table.name,
+        "samples": len(samples),
+        "basis": str(config.basis),
+        "longest": int(found.table.lengths[-1]),
+        "coefficients": found.coefficients,
+        "left_out": list(found.left_out),
+        "typical_error": found.typical_error,
+        "largest_error": found.largest_error,
+        "worst": furthest,
+    }
+    worst = [
+        f"  {sample['place']}: {sample['milliseconds']:g} ms, {sample['error']:+.2%}" for sample in furthest
+    ]
+    return Outcome(
+        text="\n".join([f"{config.output}: {told[0]}", *told[1:], "furthest off:", *worst]), facts=facts
+    )
 
 
 def verify(config: VerifyConfig, progress: Progress) -> Outcome:

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ringfeed.pipeline.ingest_options import IngestOptions
 from ringfeed.pipeline.planner.cost import cost_model_of
+from ringfeed.pipeline.planner.cost_fit import Basis
 from ringfeed.pipeline.planner.options import Balance, Overflow, PlanOptions
 from ringfeed.pipeline.sources.encoding import EncodingErrors
 
@@ -23,6 +24,7 @@ __all__ = [
     "SECTIONS",
     "CommandConfig",
     "DemoConfig",
+    "FitCostConfig",
     "IngestConfig",
     "InspectConfig",
     "PlanConfig",
@@ -128,6 +130,25 @@ class PlanConfig(CommandConfig):
         return self
 
 
+class FitCostConfig(CommandConfig):
+    """``ringfeed fit-cost``: a cost table from packs that were measured."""
+
+    arguments = {"samples": "SAMPLES.csv", "output": "-o TABLE.csv"}
+
+    samples: Path = Field(description="a CSV file of lengths,milliseconds: one measured pack a line")
+    output: Path = Field(description="the table to write, for plan --cost-model table:TABLE.csv")
+    basis: Basis = Field(Basis.QUADRATIC, description="the shape of the curve")
+    tolerance: Annotated[float, Field(gt=0, le=1)] = Field(
+        0.5, description="the share of its time that a sample may lie off the curve"
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.output.resolve() == self.samples.resolve():
+            raise ValueError(f"output={str(self.output)!r} is the file of samples; write the table elsewhere")
+        return self
+
+
 class ShardConfig(CommandConfig):
     """``ringfeed shard``: the views of all cp ranks, written ahead of training."""
 
@@ -175,6 +196,7 @@ class DemoConfig(CommandConfig):
 SECTIONS: dict[str, type[CommandConfig]] = {
     "ingest": IngestConfig,
     "plan": PlanConfig,
+    "fit-cost": FitCostConfig,
     "shard": ShardConfig,
     "verify": VerifyConfig,
     "inspect": InspectConfig,

@@ -6,13 +6,24 @@ Out:  int64 work, for layouts that balance by work (``whole_document.py``)
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
-__all__ = ["CAUSAL", "PieceCost"]
+__all__ = ["CAUSAL", "PieceCost", "causal_pairs"]
+
+_Whole = TypeVar("_Whole", int, NDArray[np.int64])
 
 _LARGEST_WORK = int(np.iinfo(np.int64).max)
+
+
+def causal_pairs(tokens: _Whole) -> _Whole:
+    """Return the query-key pairs of causal attention over the first ``tokens``, an integer or int64 [P].
+
+    The token at offset k has k + 1 keys. Exact up to 2^31 tokens.
+    """
+    return tokens * (tokens + 1) // 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,7 +73,7 @@ class PieceCost:
 
     def work(self, start: int, stop: int) -> int:
         """Return the work of the tokens at offsets [start, stop) of their document."""
-        pairs = (stop * (stop + 1) - start * (start + 1)) // 2
+        pairs = causal_pairs(stop) - causal_pairs(start)
         return self.per_token * (stop - start) + self.per_pair * pairs
 
     def check_range(self, num_tokens: int) -> None:

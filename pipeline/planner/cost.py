@@ -1,6 +1,6 @@
 """What a piece costs to train on, in whole units, so that sums are exact everywhere.
 
-In:   a specification from the user (``7b``, ``tokens``, ``quadratic:linear_tokens=49152``)
+In:   a specification from the user (``7b``, ``tokens``, ``attention:hidden=...``, ``table:FILE.csv``)
 Out:  a ``CostModel``; a pack's cost is the sum over its pieces (``pipeline/planner/rows.py``)
 
 Only the ratio of costs matters: units differ from model to model. A model's name is in the recipe, says all
@@ -8,16 +8,21 @@ that shaped its numbers, and so is part of the plan's fingerprint.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from ringfeed.pipeline.planner.cost_attention import AttentionCost
+from ringfeed.pipeline.planner.cost_table import read_table
 
 __all__ = ["DEFAULT_COST_MODEL", "CostModel", "QuadraticCost", "TokenCost", "check_costs", "cost_model_of"]
 
 Int64 = NDArray[np.int64]
 
+_WORDS = {"true": True, "false": False}
 _LARGEST_COST = int(np.iinfo(np.int64).max)
 
 
@@ -48,8 +53,8 @@ class QuadraticCost:
     linear_tokens: int
 
     def __post_init__(self) -> None:
-        if self.linear_tokens < 1:
-            raise ValueError(f"linear_tokens must be at least 1, got {self.linear_tokens}")
+        if isinstance(self.linear_tokens, bool) or self.linear_tokens < 1:
+            raise ValueError(f"linear_tokens must be an integer of at least 1, got {self.linear_tokens}")
 
     @property
     def name(self) -> str:
@@ -82,40 +87,79 @@ _PRESETS: Mapping[str, CostModel] = {
     "70b": QuadraticCost(linear_tokens=49_152),
     "tokens": TokenCost(),
 }
+_KINDS: Mapping[str, type[QuadraticCost] | type[AttentionCost]] = {
+    "quadratic": QuadraticCost,
+    "attention": AttentionCost,
+}
 
 
 def cost_model_of(spec: str) -> CostModel:
-    """Return the cost model that ``spec`` describes; a model's own ``name`` describes it.
+    """Return the cost model that ``spec`` describes. The ``name`` of a model describes it, but for tables.
 
     Args:
-        spec: a preset (``7b``, ``70b``, ``tokens``), or ``quadratic:linear_tokens=N``.
+        spec: a preset (``7b``, ``70b``, ``tokens``), ``quadratic:linear_tokens=N``,
+            ``attention:hidden=N,heads=N,layers=N,ffn=N`` with any other field of ``AttentionCost``, or
+            ``table:FILE.csv``.
 
     Raises:
-        ValueError: if it describes none.
+        ValueError: if it describes none; names the way out.
     """
     if spec in _PRESETS:
         return _PRESETS[spec]
     kind, _, rest = spec.partition(":")
-    if kind == "quadratic":
-        name, _, value = rest.partition("=")
-        if name.strip() == "linear_tokens" and value.strip().isdecimal():
-            return QuadraticCost(linear_tokens=int(value))
-    raise ValueError(
-        f"cost_model={spec!r} is no cost model; give one of {', '.join(_PRESETS)}, or "
-        "quadratic:linear_tokens=N"
-    )
+    if kind == "table" and rest:
+        return read_table(Path(rest))
+    if kind not in _KINDS:
+        raise ValueError(
+            f"cost_model={spec!r} is no cost model; give one of {', '.join(_PRESETS)}, or "
+            "quadratic:linear_tokens=N, attention:hidden=N,heads=N,layers=N,ffn=N, table:FILE.csv"
+        )
+    made = _KINDS[kind]
+    settings = _settings(spec, rest, made)
+    missing = [
+        field.name for field in fields(made) if field.default is MISSING and field.name not in settings
+    ]
+    if missing:
+        raise ValueError(f"cost_model={spec!r} needs {', '.join(f'{name}=N' for name in missing)}")
+    return made(**settings)
 
 
 def check_costs(model: CostModel, *, pack_tokens: int, packs_per_step: int) -> None:
     """Refuse a model whose sums over a step may not fit into int64.
 
     Raises:
-        ValueError: if a step of pieces as long as a pack, or of single tokens, is too much.
+        ValueError: if a step may be too much, or the model does not know pieces as long as a pack.
     """
-    whole, single = model.piece_costs(np.array([pack_tokens, 1], dtype=np.int64)).tolist()
-    largest = max(whole, single * pack_tokens) * packs_per_step
-    if not 0 <= largest <= _LARGEST_COST:
+    powers = [1 << power for power in range((pack_tokens - 1).bit_length())]
+    lengths = np.array([*powers, pack_tokens], dtype=np.int64)
+    # A piece of 2^(k-1) to 2^k tokens costs no more than one of 2^k, and twice as many fit into a pack.
+    costs = zip(lengths.tolist(), model.piece_costs(lengths).tolist(), strict=True)
+    largest = max(cost * -(-2 * pack_tokens // length) for length, cost in costs) * packs_per_step
+    if largest > _LARGEST_COST:
         raise ValueError(
-            f"cost_model={model.name!r} makes a step of {packs_per_step} packs of {pack_tokens} tokens cost "
-            f"{largest}, more than int64 holds; use larger units"
+            f"cost_model={model.name!r} may make a step of {packs_per_step} packs of {pack_tokens} tokens "
+            f"cost up to {largest}, more than int64 holds; use larger units"
         )
+
+
+def _settings(spec: str, text: str, made: type) -> dict[str, Any]:
+    """Return the fields in ``a=1,b=true``."""
+    known = [field.name for field in fields(made)]
+    settings: dict[str, Any] = {}
+    for part in text.split(",") if text else []:
+        name, _, value = (word.strip() for word in part.partition("="))
+        if name not in known or name in settings:
+            raise ValueError(
+                f"cost_model={spec!r}: {part!r} is no field, or is there twice; fields: {', '.join(known)}"
+            )
+        settings[name] = _value(spec, part, value)
+    return settings
+
+
+def _value(spec: str, part: str, value: str) -> int | bool:
+    if value in _WORDS:
+        return _WORDS[value]
+    # int() alone would also take 1_000, +1 and the digits of every script.
+    if not (value.isascii() and value.isdecimal()):
+        raise ValueError(f"cost_model={spec!r}: {part!r} is neither a whole number nor true or false")
+    return int(value)

@@ -174,7 +174,7 @@ def test_findings_are_an_exit_code(run, monkeypatch):
     assert run("verify", "x")[:2] == (1, "bad\n")
 
 
-@pytest.mark.parametrize("command", ["ingest", "plan", "verify", "inspect"])
+@pytest.mark.parametrize("command", ["ingest", "plan", "fit-cost", "verify", "inspect"])
 def test_every_field_of_the_config_is_on_the_command_line(run, command):
     _, out, _ = run(command, "--help")
     model = SECTIONS[command]
@@ -182,12 +182,12 @@ def test_every_field_of_the_config_is_on_the_command_line(run, command):
         assert model.on_command_line(field).removesuffix("...").split()[-1] in out
 
 
-@pytest.mark.parametrize("command", ["ingest", "plan"])
+@pytest.mark.parametrize("command", ["ingest", "plan", "fit-cost"])
 def test_defaults_in_the_help_are_those_of_the_config(run, command):
     _, out, _ = run(command, "--help")
     text = " ".join(out.split())
     for name, field in SECTIONS[command].model_fields.items():
-        if isinstance(field.default, str | int) and not isinstance(field.default, bool):
+        if isinstance(field.default, str | int | float) and not isinstance(field.default, bool):
             after = text.partition(f"--{name.replace('_', '-')} ")[2]
             assert after.partition("[default: ")[2].startswith(f"{field.default!s}]"), name
 

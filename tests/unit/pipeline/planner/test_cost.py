@@ -43,15 +43,28 @@ def test_a_name_describes_its_model(spec):
     assert cost_model_of(model.name) == model
 
 
-@pytest.mark.parametrize("spec", ["", "8b", "quadratic", "quadratic:linear_tokens=-3", "quadratic:l0=5"])
+@pytest.mark.parametrize("spec", ["", "8b", "table", "table:", "linear:3"])
 def test_what_describes_no_model_is_refused_with_those_that_are_there(spec):
     with pytest.raises(ValueError, match="is no cost model; give one of 7b, 70b, tokens"):
         cost_model_of(spec)
 
 
 def test_a_linear_length_of_zero_is_refused():
-    with pytest.raises(ValueError, match="linear_tokens must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="linear_tokens must be an integer of at least 1, got 0"):
         cost_model_of("quadratic:linear_tokens=0")
+
+
+@pytest.mark.parametrize(
+    ("spec", "told"),
+    [
+        ("quadratic", "needs linear_tokens=N"),
+        ("quadratic:linear_tokens=-3", "'linear_tokens=-3' is neither a whole number nor true or false"),
+        ("quadratic:l0=5", "'l0=5' is no field, or is there twice; fields: linear_tokens"),
+    ],
+)
+def test_settings_of_a_model_are_checked_one_by_one(spec, told):
+    with pytest.raises(ValueError, match=told):
+        cost_model_of(spec)
 
 
 def test_costs_whose_sums_leave_int64_are_refused():
