@@ -1,6 +1,6 @@
 """Build any micro-batch of one rank from a source of views. No order, no state, no prefetch.
 
-In:   a ``ViewSource`` (``pipeline/view_source.py``), the rank's place, a ``Placer`` (``pipeline/device.py``)
+In:   a ``RankSource`` (``pipeline/view_source.py``), the rank's place, a ``Placer`` (``pipeline/device.py``)
 Out:  a ``Batch`` on its device (``pipeline/loader_node.py`` asks for them in order)
 
 A chunk is its packs' views end to end. A pack that the step lacks is an all-padding view, so every
@@ -20,7 +20,7 @@ import xxhash
 from ringfeed.pipeline.batch import OFFSET_COLUMNS, TOKEN_COLUMNS, Batch, BatchInfo, Chunk
 from ringfeed.pipeline.chunk_sharder import ChunkSharder
 from ringfeed.pipeline.device import MASK_COLUMN
-from ringfeed.pipeline.ranks import MISSING, assign_packs, num_micro_batches
+from ringfeed.pipeline.ranks import MISSING, num_micro_batches
 from ringfeed.sharding.padding import SlotOffsets, concat_offsets
 
 if TYPE_CHECKING:
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from ringfeed.pipeline.batch_kwargs import PadsChoice
     from ringfeed.pipeline.device import Buffers, Placed, Placer
     from ringfeed.pipeline.ranks import RankPlace
-    from ringfeed.pipeline.view_source import StepFacts, ViewSource
+    from ringfeed.pipeline.step_share import StepShare
+    from ringfeed.pipeline.view_source import RankSource
     from ringfeed.pipeline.views import RankView
 
 __all__ = ["BatchBuilder", "BuiltBatch"]
@@ -41,6 +42,8 @@ class BuiltBatch:
 
     step: int
     micro_batch: int
+    chain: str
+    """Hash chain value of ``step``."""
     batch: Batch
     placed: Placed
     """To be waited for where the batch is used."""
@@ -50,9 +53,7 @@ class BuiltBatch:
 class _StepShare:
     """What is the same for all micro-batches of a step."""
 
-    facts: StepFacts
-    packs: npt.NDArray[np.int64]
-    """int64 [M, packs_per_chunk], this dp rank's packs; ``MISSING`` where the step has none."""
+    dealt: StepShare
     global_supervised: int
     supervised_by_source: dict[str, int]
     digest: int
@@ -63,7 +64,7 @@ class BatchBuilder:
 
     def __init__(
         self,
-        source: ViewSource,
+        source: RankSource,
         *,
         place: RankPlace,
         placer: Placer,
@@ -87,8 +88,8 @@ class BatchBuilder:
         # Also when it is dropped, by loader and thread alike; not at exit, where a thread may still read.
         self._close_source = weakref.finalize(self, source.close)
         self._close_source.atexit = False
-        padding = source.pack_view(0, None, cp_rank=place.cp_rank).view
-        self.num_local = len(padding.input_ids) * place.packs_per_chunk
+        padding = source.rank_view(0, None, cp_rank=place.cp_rank)
+        self.num_local = len(padding.padding_mask) * place.packs_per_chunk
         """L of a batch; of an all-padding one where shares are uneven."""
 
     def batch_bytes(self, token_bytes: int) -> int:
@@ -118,18 +119,19 @@ class BatchBuilder:
     def _build(self, share: _StepShare, micro_batch: int) -> BuiltBatch:
         chunk = _ChunkFacts()
         buffers: Buffers | None = None
-        for pack in share.packs[micro_batch].tolist():
-            view = self._view(share.facts.step, pack)
+        step = share.dealt.step
+        for pack in share.dealt.packs[micro_batch].tolist():
+            view = self._view(step, pack)
             if buffers is None:
                 # Sized by the view: uneven shares (layout magi) have another L in every pack, and take
                 # one pack per chunk. The packs of a longer chunk are alike.
-                num_local = len(view.input_ids) * self.place.packs_per_chunk
+                num_local = len(view.padding_mask) * self.place.packs_per_chunk
                 buffers = self._placer.open(self._token_columns, num_local)
             for name in self._token_columns:
                 buffers.write(name, chunk.num_local, getattr(view, name))
             chunk.add(view)
         if buffers is None:
-            raise ValueError(f"step {share.facts.step} gave no pack for micro-batch {micro_batch}")
+            raise ValueError(f"step {step} gave no pack for micro-batch {micro_batch}")
         offsets = chunk.offsets[0] if len(chunk.offsets) == 1 else concat_offsets(chunk.offsets)
         placed = buffers.finish({n: getattr(offsets, n) for n in OFFSET_COLUMNS if n in self.columns})
         info = self._info(share, micro_batch, chunk, offsets)
@@ -145,22 +147,24 @@ class BatchBuilder:
             chunks=(Chunk(info=info, sharder=sharder),),
             pads=self._pads,
         )
-        return BuiltBatch(step=info.step, micro_batch=micro_batch, batch=batch, placed=placed)
+        return BuiltBatch(
+            step=step, micro_batch=micro_batch, chain=share.dealt.chain, batch=batch, placed=placed
+        )
 
     def _view(self, step: int, pack: int) -> RankView:
         wanted = None if pack == MISSING else pack
-        return self.source.pack_view(step, wanted, cp_rank=self.place.cp_rank).view
+        return self.source.rank_view(step, wanted, cp_rank=self.place.cp_rank)
 
     def _info(
         self, share: _StepShare, micro_batch: int, chunk: _ChunkFacts, offsets: SlotOffsets
     ) -> BatchInfo:
         return BatchInfo(
-            step=share.facts.step,
+            step=share.dealt.step,
             micro_batch=micro_batch,
             num_micro_batches=self.num_micro_batches,
             num_documents=len(chunk.documents),
             documents=tuple(chunk.documents),
-            digest=chunk.hasher.intdigest(),
+            digest=chunk.digest,
             step_digest=share.digest,
             local_supervised=chunk.local_supervised,
             global_supervised=share.global_supervised,
@@ -175,30 +179,20 @@ class BatchBuilder:
         )
 
     def _step_share(self, step: int) -> _StepShare:
-        if self._share is not None and self._share.facts.step == step:
+        if self._share is not None and self._share.dealt.step == step:
             return self._share
-        facts = self.source.step_facts(step)
+        dealt = self.source.step_share(step, self.place)
         # Summed by name: a corpus that was given twice counts twice.
         by_source = dict.fromkeys(self.source.sources, 0)
-        for name, count in zip(self.source.sources, facts.supervised.sum(axis=0).tolist(), strict=True):
+        for name, count in zip(self.source.sources, dealt.supervised.tolist(), strict=True):
             by_source[name] += count
         if not sum(by_source.values()):
             raise ValueError(f"step {step} has no supervised token, so no loss; it cannot be trained on")
-        table = assign_packs(
-            facts.costs,
-            facts.slates,
-            packs_per_step=self.source.packs_per_step,
-            slate_size=self.source.slate_size,
-            dp_size=self.place.dp_size,
-            packs_per_chunk=self.place.packs_per_chunk,
-        )
-        packs = table[:, self.place.dp_rank]
         self._share = _StepShare(
-            facts=facts,
-            packs=packs,
+            dealt=dealt,
             global_supervised=sum(by_source.values()),
             supervised_by_source=by_source,
-            digest=_step_digest(facts, self.source.overlay_digest, packs),
+            digest=dealt.digest(self.source.overlay_digest),
         )
         return self._share
 
@@ -211,31 +205,28 @@ class _ChunkFacts:
         self.local_supervised = 0
         self.documents: list[int] = []
         self.offsets: list[SlotOffsets] = []
-        self.hasher = xxhash.xxh3_64()
+        self._hasher = xxhash.xxh3_64()
+        self._digest: int | None = None
+
+    @property
+    def digest(self) -> int:
+        """xxh3_64 of ids and labels, pack by pack."""
+        return self._hasher.intdigest() if self._digest is None else self._digest
 
     def add(self, view: RankView) -> None:
         """Count in the next pack's view; nothing of its memory is kept."""
-        self.num_local += len(view.input_ids)
+        self.num_local += len(view.padding_mask)
         self.local_supervised += view.local_supervised
         self.documents += view.documents.tolist()
         self.offsets.append(
             SlotOffsets(cu_seqlens=view.cu_seqlens.copy(), cu_seqlens_padded=view.cu_seqlens_padded.copy())
         )
+        if view.chunk_digest is not None:
+            self._digest = view.chunk_digest
         for column in (view.input_ids, view.labels):
-            self.hasher.update(np.ascontiguousarray(column, dtype="<i4").data)
+            self._hasher.update(np.ascontiguousarray(column, dtype="<i4").data)
 
 
 def _widest(offsets: npt.NDArray[np.int32]) -> int:
     # Half the time of np.diff, in every batch.
     return int((offsets[1:] - offsets[:-1]).max())
-
-
-def _step_digest(facts: StepFacts, overlay: str, packs: npt.NDArray[np.int64]) -> int:
-    """Return xxh3_64 over chain value, overlay digest and which packs this dp rank has.
-
-    The chain value covers every piece list of the step, so pack ids are enough to tell the rank's own.
-    """
-    hasher = xxhash.xxh3_64(bytes.fromhex(facts.chain))
-    hasher.update(bytes.fromhex(overlay))
-    hasher.update(np.ascontiguousarray(packs, dtype="<i8").data)
-    return hasher.intdigest()

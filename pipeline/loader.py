@@ -230,7 +230,7 @@ def _whole_steps(
                 # Every step has M micro-batches, so this is the end of the plan.
                 return
         step = stack_step([item.batch for item in built], max_slots=max_slots)
-        position.move_past(built[-1].step, built[-1].micro_batch)
+        position.move_past(built[-1])
         del built
         yield step
 

@@ -10,7 +10,9 @@ The cursor moves when a batch is handed out, never when it is built. Dropping a 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import threading
+import weakref
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torchdata.nodes import BaseNode, Prefetcher
@@ -29,24 +31,29 @@ __all__ = ["LoaderNode", "Position"]
 class Position:
     """Where a run stands: the next batch on every rank. Moved by one node at a time."""
 
-    __slots__ = ("_builder", "_loaded", "micro_batch", "step", "ticket")
+    __slots__ = ("_builder", "_chain", "_loaded", "micro_batch", "step", "ticket")
 
     def __init__(self, builder: BatchBuilder) -> None:
         self._builder = builder
         self._loaded: LoaderState | None = None
+        self._chain: str | None = None
         self.step = 0
         self.micro_batch = 0
         self.ticket = 0
         """Counts who may move this position: an iteration that a later one overtook may not."""
 
-    def move_past(self, step: int, micro_batch: int) -> None:
-        """Note that this micro-batch was handed out."""
+    def move_past(self, built: BuiltBatch) -> None:
+        """Note that this batch was handed out."""
         self._loaded = None
-        self.step, self.micro_batch = _next_place(step, micro_batch, self._builder.num_micro_batches)
+        # Kept here, so that saving asks the source nothing: it may be waiting for a service just then.
+        self._chain = built.chain
+        self.step, self.micro_batch = _next_place(
+            built.step, built.micro_batch, self._builder.num_micro_batches
+        )
 
     def rewind(self) -> None:
         """Go to the first batch of the plan."""
-        self._loaded = None
+        self._loaded = self._chain = None
         self.step = self.micro_batch = 0
 
     def load(self, values: Mapping[str, Any]) -> None:
@@ -57,7 +64,10 @@ class Position:
         """
         state = read_state(values)
         place = self._builder.place
-        check_state(state, self._builder.source, dp_size=place.dp_size, packs_per_chunk=place.packs_per_chunk)
+        with self._builder.lock:
+            check_state(
+                state, self._builder.source, dp_size=place.dp_size, packs_per_chunk=place.packs_per_chunk
+            )
         self.step, self.micro_batch = state.step, state.micro_batch
         # Kept as it is until a batch is handed out: at a border the skip list may have changed, and
         # the state still tells with which one the batches before it were made.
@@ -73,14 +83,12 @@ class Position:
             recipe=source.recipe_fingerprint,
             step=self.step,
             micro_batch=self.micro_batch,
-            chain="",
+            chain=source.chain(-1) if self._chain is None else self._chain,
             overlay=source.overlay_digest,
             dp_size=place.dp_size if inside else None,
             packs_per_chunk=place.packs_per_chunk if inside else None,
         )
-        with self._builder.lock:
-            chain = source.chain(state.last_step)
-        return replace(state, chain=chain).to_dict()
+        return state.to_dict()
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +104,8 @@ class _BuilderNode(BaseNode[Any]):  # type: ignore[misc]
     def __init__(self, builder: BatchBuilder, step: int, micro_batch: int) -> None:
         super().__init__()
         self._builder = builder
+        self.stop = threading.Event()
+        """Set when nobody wants the next batch any more: a wait for it ends."""
         self._start = (step, micro_batch)
         self._place = self._start
 
@@ -105,13 +115,15 @@ class _BuilderNode(BaseNode[Any]):  # type: ignore[misc]
 
     def next(self) -> BuiltBatch | _Failure:
         step, micro_batch = self._place
-        if step >= self._builder.source.num_steps:
-            raise StopIteration
         try:
-            built = self._builder.build(step, micro_batch)
+            # Not under the builder's lock: a wait may be long, and closing or moving on must not wait for it.
+            ready = self._builder.source.wait_for(step, micro_batch, stop=self.stop)
+            built = self._builder.build(step, micro_batch) if ready else None
         except Exception as error:
             # torchdata would make a new exception of it, with the thread's traceback as its text.
             return _Failure(error)
+        if built is None:
+            raise StopIteration
         self._place = _next_place(step, micro_batch, self._builder.num_micro_batches)
         return built
 
@@ -133,6 +145,7 @@ class LoaderNode(BaseNode[Any]):  # type: ignore[misc]
         self._position = position
         self._prefetch = prefetch
         self._batches: Prefetcher[Any] | None = None
+        self._end_wait: weakref.finalize[Any, Any] | None = None
         self._ticket = -1
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
@@ -151,6 +164,8 @@ class LoaderNode(BaseNode[Any]):  # type: ignore[misc]
         self._ticket = self._position.ticket
         self.close()
         first = _BuilderNode(self._builder, self._position.step, self._position.micro_batch)
+        # Also when this node is dropped: before the Prefetcher is, whose end waits for its thread.
+        self._end_wait = weakref.finalize(self, first.stop.set)
         # snapshot_frequency 0: a snapshot per item would say what was built, not what was handed out.
         self._batches = Prefetcher(first, prefetch_factor=self._prefetch, snapshot_frequency=0)
         # Start the thread now; it would start with the first batch that is asked for.
@@ -158,7 +173,7 @@ class LoaderNode(BaseNode[Any]):  # type: ignore[misc]
 
     def next(self) -> Batch:
         built = self.take()
-        self._position.move_past(built.step, built.micro_batch)
+        self._position.move_past(built)
         return built.batch
 
     def take(self) -> BuiltBatch:
@@ -187,6 +202,8 @@ class LoaderNode(BaseNode[Any]):  # type: ignore[misc]
 
     def close(self) -> None:
         """End the thread and drop what was built ahead."""
+        if self._end_wait is not None:
+            self._end_wait()
         # The Prefetcher has no method for this: its thread ends when it is dropped.
         self._batches = None
 

@@ -1,4 +1,4 @@
-"""Find out what a loader's source is, and open it as a ``ViewSource``.
+"""Find out what a loader's source is, and open it as a ``RankSource``.
 
 In:   a path, and what the trainer asks of it
 Out:  ``PlanSource`` (``pipeline/plan_source.py``) or ``FileStore`` (``pipeline/store.py``)
@@ -26,7 +26,7 @@ from ringfeed.sharding.layouts import LAYOUT_NAMES, make_layout
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ringfeed.pipeline.view_source import ViewSource
+    from ringfeed.pipeline.view_source import RankSource, ViewSource
     from ringfeed.sharding.layouts import Layout
 
 __all__ = ["SourceOptions", "open_source"]
@@ -46,7 +46,7 @@ class SourceOptions:
     skip: str | Path | None
 
 
-def open_source(source: str | Path, options: SourceOptions) -> ViewSource:
+def open_source(source: str | Path, options: SourceOptions) -> RankSource:
     """Open the plan or the shards at ``source``.
 
     Raises:

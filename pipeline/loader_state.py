@@ -17,7 +17,7 @@ from ringfeed.pipeline.manifest import describe_difference
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ringfeed.pipeline.view_source import ViewSource
+    from ringfeed.pipeline.view_source import RankSource
 
 __all__ = ["STATE_VERSION", "LoaderState", "check_state", "read_state"]
 
@@ -102,7 +102,7 @@ def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def check_state(state: LoaderState, source: ViewSource, *, dp_size: int, packs_per_chunk: int) -> None:
+def check_state(state: LoaderState, source: RankSource, *, dp_size: int, packs_per_chunk: int) -> None:
     """Refuse a state from which this run cannot continue.
 
     Raises:
@@ -127,7 +127,7 @@ def check_state(state: LoaderState, source: ViewSource, *, dp_size: int, packs_p
         _check_inside_step(state, source, dp_size=dp_size, packs_per_chunk=packs_per_chunk)
 
 
-def _check_place(state: LoaderState, source: ViewSource) -> None:
+def _check_place(state: LoaderState, source: RankSource) -> None:
     if state.last_step >= source.num_steps:
         raise ValueError(
             f"the loader state stands at step {state.step}, micro-batch {state.micro_batch}, beyond the "
@@ -136,7 +136,7 @@ def _check_place(state: LoaderState, source: ViewSource) -> None:
         )
 
 
-def _check_inside_step(state: LoaderState, source: ViewSource, *, dp_size: int, packs_per_chunk: int) -> None:
+def _check_inside_step(state: LoaderState, source: RankSource, *, dp_size: int, packs_per_chunk: int) -> None:
     borders = f"the borders before step {state.step} and before step {state.step + 1}"
     for name, now in (("dp_size", dp_size), ("packs_per_chunk", packs_per_chunk)):
         saved = getattr(state, name)

@@ -17,6 +17,7 @@ import numpy as np
 from ringfeed.pipeline.opening import check_footprints
 from ringfeed.pipeline.pack_slots import lay_out, token_table
 from ringfeed.pipeline.step_packs import Pieces
+from ringfeed.pipeline.step_share import StepShare, deal_step
 from ringfeed.pipeline.supervision import supervised_tokens
 from ringfeed.pipeline.thd import thd_from_pieces
 from ringfeed.pipeline.view_kernels import fill_positions, fill_tokens
@@ -25,12 +26,15 @@ from ringfeed.pipeline.views import RankView
 from ringfeed.sharding.padding import slot_lengths
 
 if TYPE_CHECKING:
+    import threading
+
     import numpy.typing as npt
 
     from ringfeed.pipeline.corpus_set import CorpusSet
     from ringfeed.pipeline.opening import ViewSpec
     from ringfeed.pipeline.pack_slots import PackSlots
     from ringfeed.pipeline.plan import Plan
+    from ringfeed.pipeline.ranks import RankPlace
     from ringfeed.pipeline.step_packs import StepPacks
     from ringfeed.pipeline.thd import ThdChunk
     from ringfeed.sharding.run_kernels import Int64Array
@@ -120,6 +124,15 @@ class PlanSource:
         # If all that it names stood in one step, in every epoch.
         most = int(self._corpora.lengths(self.overlay.documents).sum()) * self._plan.num_epochs
         return least is None or most >= least
+
+    def wait_for(self, step: int, micro_batch: int, *, stop: threading.Event) -> bool:  # noqa: ARG002
+        return step < self.num_steps
+
+    def step_share(self, step: int, place: RankPlace) -> StepShare:
+        return deal_step(self.step_facts(step), self, place)
+
+    def rank_view(self, step: int, pack: int | None, *, cp_rank: int) -> RankView:
+        return self.pack_view(step, pack, cp_rank=cp_rank).view
 
     def pack_view(self, step: int, pack: int | None, *, cp_rank: int) -> PackView:
         pieces, skipped = self._pieces(step, pack)

@@ -29,11 +29,16 @@ from ringfeed.pipeline.manifest import (
 from ringfeed.pipeline.opening import ViewSpec
 from ringfeed.pipeline.shard_files import FileIndex, FolderFacts, index_name, packs_name, view_file_name
 from ringfeed.pipeline.step_packs import Pieces
+from ringfeed.pipeline.step_share import StepShare, deal_step
 from ringfeed.pipeline.view_source import PackView, StepFacts
 from ringfeed.pipeline.views import padding_view
 
 if TYPE_CHECKING:
+    import threading
+
     from ringfeed.pipeline.manifest import Manifest
+    from ringfeed.pipeline.ranks import RankPlace
+    from ringfeed.pipeline.views import RankView
 
 __all__ = ["SHARDS_FORMAT", "FileStore"]
 
@@ -109,6 +114,15 @@ class FileStore:
 
     def step_facts(self, step: int) -> StepFacts:
         return self._table(self._folder_of(step)).step_facts(step)
+
+    def wait_for(self, step: int, micro_batch: int, *, stop: threading.Event) -> bool:  # noqa: ARG002
+        return step < self.num_steps
+
+    def step_share(self, step: int, place: RankPlace) -> StepShare:
+        return deal_step(self.step_facts(step), self, place)
+
+    def rank_view(self, step: int, pack: int | None, *, cp_rank: int) -> RankView:
+        return self.pack_view(step, pack, cp_rank=cp_rank).view
 
     def pack_view(self, step: int, pack: int | None, *, cp_rank: int) -> PackView:
         if pack is None:

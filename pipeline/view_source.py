@@ -1,10 +1,12 @@
-"""Where views come from: one small contract, whatever lies behind it.
+"""Where views come from: two small contracts, whatever lies behind them.
 
-In:   a plan with its corpora (``pipeline/plan_source.py``), or pre-sharded files (``pipeline/store.py``)
+In:   a plan with its corpora (``pipeline/plan_source.py``), pre-sharded files (``pipeline/store.py``), or a
+      service (``pipeline/feed_source.py``)
 Out:  per step its facts, per pack the view of one cp rank (``pipeline/views.py``)
 
-Both implementations give the same bytes for the same plan, layout and cp size (law L1). A view is a
-pure function of (step, pack, cp rank): asking twice, or in any order, changes nothing.
+``RankSource`` is what a trainer rank needs: its own share. ``ViewSource`` has the whole run at hand as well.
+All implementations give the same bytes for the same plan, layout and cp size (law L1). A view is a pure
+function of (step, pack, cp rank): asking twice, or in any order, changes nothing.
 
 Shapes: K packs in a step, P pieces in a pack, S source corpora.
 """
@@ -15,14 +17,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    import threading
+
     import numpy as np
     import numpy.typing as npt
 
     from ringfeed.pipeline.opening import ViewSpec
+    from ringfeed.pipeline.ranks import RankPlace
     from ringfeed.pipeline.step_packs import Pieces
+    from ringfeed.pipeline.step_share import StepShare
     from ringfeed.pipeline.views import RankView
 
-__all__ = ["NO_OVERLAY", "Overlay", "PackView", "StepFacts", "ViewSource"]
+__all__ = ["NO_OVERLAY", "Overlay", "PackView", "RankSource", "StepFacts", "ViewSource"]
 
 NO_OVERLAY = ""
 """The overlay digest of a source that skips no document."""
@@ -75,8 +81,8 @@ class PackView:
     """In slot order, skipped ones included; none for the all-padding pack."""
 
 
-class ViewSource(Protocol):
-    """Gives any view of a run, in any order."""
+class RankSource(Protocol):
+    """Gives one trainer rank its share of a run, in any order."""
 
     @property
     def spec(self) -> ViewSpec:
@@ -84,13 +90,12 @@ class ViewSource(Protocol):
         ...
 
     @property
-    def num_steps(self) -> int: ...
+    def num_steps(self) -> int:
+        """Steps of the plan; those so far, while a service still plans."""
+        ...
 
     @property
     def packs_per_step(self) -> int: ...
-
-    @property
-    def slate_size(self) -> int: ...
 
     @property
     def recipe_fingerprint(self) -> str: ...
@@ -98,11 +103,6 @@ class ViewSource(Protocol):
     @property
     def sources(self) -> tuple[str, ...]:
         """Names of the S corpora, in command order."""
-        ...
-
-    @property
-    def num_documents(self) -> int:
-        """Documents of all corpora: global ids are below it."""
         ...
 
     @property
@@ -118,16 +118,30 @@ class ViewSource(Protocol):
         """Return the largest N (slots of a pack, its tail slot included) over the run."""
         ...
 
-    def step_facts(self, step: int) -> StepFacts:
-        """Return what is known of ``step`` without its tokens.
+    def wait_for(self, step: int, micro_batch: int, *, stop: threading.Event) -> bool:
+        """Wait until a micro-batch can be made without further waiting. Files and plans never wait.
+
+        It also says where the consumer stands: a service sends ahead from here on. A wait that takes long
+        is told, and in the end it fails, with who holds what (law L11).
+
+        Returns:
+            False if the plan ends before ``step``, or once ``stop`` is set.
 
         Raises:
-            ValueError: if there is no such step.
-            CorruptDataError: if the stored facts are damaged.
+            TimeoutError: if nothing comes.
         """
         ...
 
-    def pack_view(self, step: int, pack: int | None, *, cp_rank: int) -> PackView:
+    def step_share(self, step: int, place: RankPlace) -> StepShare:
+        """Return what the dp rank of ``place`` must know of ``step``.
+
+        Raises:
+            ValueError: if there is no such step, or the place does not fit.
+            CorruptDataError: if the facts are damaged.
+        """
+        ...
+
+    def rank_view(self, step: int, pack: int | None, *, cp_rank: int) -> RankView:
         """Return the view that ``cp_rank`` has of ``pack``; None gives the all-padding pack.
 
         The arrays are read-only for the caller and valid until the next call: copy what must last.
@@ -140,4 +154,29 @@ class ViewSource(Protocol):
 
     def close(self) -> None:
         """Give back files and buffers; a closed source answers nothing."""
+        ...
+
+
+class ViewSource(RankSource, Protocol):
+    """Gives any view of a run."""
+
+    @property
+    def slate_size(self) -> int: ...
+
+    @property
+    def num_documents(self) -> int:
+        """Documents of all corpora: global ids are below it."""
+        ...
+
+    def step_facts(self, step: int) -> StepFacts:
+        """Return what is known of ``step`` without its tokens.
+
+        Raises:
+            ValueError: if there is no such step.
+            CorruptDataError: if the stored facts are damaged.
+        """
+        ...
+
+    def pack_view(self, step: int, pack: int | None, *, cp_rank: int) -> PackView:
+        """Do what ``rank_view`` does, and return the pieces of the pack with it."""
         ...

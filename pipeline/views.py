@@ -53,6 +53,9 @@ class RankView:
     """int64 [D], one id per piece of the whole chunk, slot order; tail slots and skipped pieces have none."""
     local_supervised: int
     """Labels of this view that are not -100."""
+    chunk_digest: int | None = None
+    """``BatchInfo.digest`` of the micro-batch that this is part of, where ids or labels were left out
+    (``columns=``) and are empty here. None: it is made from them."""
     extras: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
     """Further token-aligned columns [L] that came with a BSHD batch."""
 
@@ -156,7 +159,10 @@ def cut_chunk(chunk: ThdChunk, *, layout: Layout, cp_size: int) -> list[RankView
     }
     return [
         RankView(
-            **{name: part[name] for name in columns},
+            input_ids=part["input_ids"],
+            labels=part["labels"],
+            position_ids=part["position_ids"],
+            padding_mask=part["padding_mask"],
             cu_seqlens=chunk.cu_seqlens,
             cu_seqlens_padded=chunk.cu_seqlens_padded,
             documents=chunk.documents,
@@ -200,8 +206,9 @@ def concat_views(views: Sequence[RankView]) -> RankView:
         [SlotOffsets(cu_seqlens=v.cu_seqlens, cu_seqlens_padded=v.cu_seqlens_padded) for v in views]
     )
     names = ("input_ids", "labels", "position_ids", "padding_mask", "documents")
+    joined: dict[str, Any] = {name: np.concatenate([getattr(view, name) for view in views]) for name in names}
     return RankView(
-        **{name: np.concatenate([getattr(view, name) for view in views]) for name in names},
+        **joined,
         cu_seqlens=offsets.cu_seqlens,
         cu_seqlens_padded=offsets.cu_seqlens_padded,
         local_supervised=sum(view.local_supervised for view in views),

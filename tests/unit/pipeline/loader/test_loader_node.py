@@ -34,9 +34,9 @@ class Counting:
     def __getattr__(self, name):
         return getattr(self._source, name)
 
-    def pack_view(self, step, pack, *, cp_rank):
+    def rank_view(self, step, pack, *, cp_rank):
         self.num_views += 1
-        return self._source.pack_view(step, pack, cp_rank=cp_rank)
+        return self._source.rank_view(step, pack, cp_rank=cp_rank)
 
 
 def counted(loader):
@@ -168,9 +168,9 @@ def test_errors_reach_the_consumer_as_themselves(run):
     def broken(step, pack, *, cp_rank):
         if step == 1:
             raise error
-        return counting._source.pack_view(step, pack, cp_rank=cp_rank)
+        return counting._source.rank_view(step, pack, cp_rank=cp_rank)
 
-    counting.pack_view = broken
+    counting.rank_view = broken
     got = []
     with pytest.raises(CorruptDataError) as caught:
         got.extend(loader)
