@@ -131,6 +131,7 @@ class Batch:
         "te"          te; any at cp 1                    TransformerEngine's ``DotProductAttention``
         "megatron"    te; any at cp 1                    Megatron-Core's ``PackedSeqParams``
         "hf-flash"    any, at cp 1 only                  a Hugging Face model with flash attention
+        "hf"          any                                one with ``sharding.attention.hf``
         "allgather"   any                                ``sharding.attention.allgather``
         "flex"        any                                FlexAttention over gathered keys: ids, ``mask_mod``
         "flex-cp"     head_tail, contiguous, ptrr        ``sharding.attention.flex_cp.shard_block_mask``

@@ -134,6 +134,7 @@ _BACKENDS = {
         any_layout_at_cp_1=True,
     ),
     "hf-flash": _Backend.without_choice(varlen.hf_flash, (), any_layout_at_cp_1=True),
+    "hf": _Backend.without_choice(masks.hf, None),
     "allgather": _Backend.without_choice(masks.allgather, None),
     "flex": _Backend.without_choice(masks.flex, None),
     "flex-cp": _Backend.without_choice(masks.flex_cp, ("head_tail", "contiguous", "ptrr")),

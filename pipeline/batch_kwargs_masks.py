@@ -1,8 +1,9 @@
 """Keyword arguments of attention that takes a mask, made from the chunk's lengths.
 
 In:   a ``Batch`` of one micro-batch (``pipeline/batch.py``)
-Out:  arguments for ringfeed's all-gather attention, FlexAttention with and without torch's context
-      parallelism, torch's SDPA ring and MagiAttention (``pipeline/batch_kwargs.py`` says which batches fit)
+Out:  arguments for ringfeed's all-gather attention, alone and in Hugging Face models, FlexAttention with and
+      without torch's context parallelism, torch's SDPA ring and MagiAttention (``pipeline/batch_kwargs.py``
+      says which batches fit)
 
 Offsets come from ``Batch.sharder``, on the host: nothing here waits for the device.
 
@@ -21,12 +22,20 @@ if TYPE_CHECKING:
     from ringfeed.pipeline.batch import Batch
     from ringfeed.sharding.attention.allgather import AllGatherContext
 
-__all__ = ["allgather", "flex", "flex_cp", "magi", "torch_cp"]
+__all__ = ["allgather", "flex", "flex_cp", "hf", "magi", "torch_cp"]
 
 
 def allgather(batch: Batch) -> dict[str, Any]:
     """Return the argument of ``allgather_attention``: a context with document ids and positions."""
     return {"context": _context(batch)}
+
+
+def hf(batch: Batch) -> dict[str, Any]:
+    """Return arguments of a Hugging Face model with ``attn_implementation="ringfeed"``; ids [1, L].
+
+    At cp sizes above 1 the caller adds ``ringfeed_group``, the cp process group: the run's, not the batch's.
+    """
+    return {**model_inputs(batch), "use_cache": False, "ringfeed_context": _context(batch)}
 
 
 def flex(batch: Batch) -> dict[str, Any]:

@@ -4,6 +4,8 @@
 ``gather``           the differentiable collective below it
 ``block_attention``  attention of some queries to a chunk's keys, in bounded memory
 ``query_blocks``     which queries share a range of keys
+``hf``               ``allgather`` in unchanged Hugging Face models, as ``attn_implementation="ringfeed"``
+``hf_mask``          what mask such a model asks for, without building it
 ``te``               sets TransformerEngine's modules up for the cp and tp ranks; takes the layout ``te``
 ``te_communication`` how these exchange keys and values, a choice
 ``te_limits``        what to watch in a batch for them

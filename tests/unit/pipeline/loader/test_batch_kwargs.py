@@ -77,6 +77,21 @@ def test_hf_flash_has_a_batch_axis_and_padded_offsets(run):
     assert (kwargs["max_length_q"], kwargs["max_length_k"]) == (widest, widest)
 
 
+@pytest.mark.parametrize("layout", ["te", "whole_document", "magi"])
+def test_hf_has_a_batch_axis_and_the_context(run, layout):
+    batch = first_with_tail(run, layout=layout, cp_size=2, cp_rank=1)
+
+    kwargs = batch.kwargs("hf")
+
+    assert torch.equal(kwargs.pop("input_ids"), batch.tensors["input_ids"][None])
+    assert torch.equal(kwargs.pop("position_ids"), batch.tensors["position_ids"][None])
+    made, expected = kwargs.pop("ringfeed_context"), batch.kwargs("allgather")["context"]
+    assert torch.equal(made.local_document_ids, expected.local_document_ids)
+    assert (made.num_parts, made.cp_rank) == (2, 1)
+    # No cache: it would keep the keys of every step.
+    assert kwargs == {"use_cache": False}
+
+
 def test_allgather_context_attends_within_documents(run):
     batch = first_with_tail(run, layout="te", packs_per_chunk=2)
     torch.manual_seed(0)
@@ -106,16 +121,21 @@ def test_allgather_describes_every_layout(run, layout):
 @pytest.mark.parametrize(
     ("layout", "cp_size", "backend", "message"),
     [
-        ("contiguous", 2, "te", r"wants layout 'te', or cp 1 .*; backends .*: allgather, flex, flex-cp$"),
+        ("contiguous", 2, "te", r"wants layout 'te', or cp 1 .*; backends .*: hf, allgather, flex, flex-cp$"),
         ("identity", 2, "te", r"layout 'identity' at cp 2 does not fit backend 'te'"),
-        ("te", 2, "hf-flash", r"wants cp 1 with .*: te, megatron, allgather, flex, ring-flash$"),
-        ("whole_document", 2, "megatron", r"backends that fit this layout: allgather, flex$"),
-        ("head_tail", 2, "ring-flash", r"wants layout 'te', .*: allgather, flex, flex-cp, torch-cp$"),
+        ("te", 2, "hf-flash", r"wants cp 1 with .*: te, megatron, hf, allgather, flex, ring-flash$"),
+        ("whole_document", 2, "megatron", r"backends that fit this layout: hf, allgather, flex$"),
+        ("head_tail", 2, "ring-flash", r"wants layout 'te', .*: hf, allgather, flex, flex-cp, torch-cp$"),
         ("te", 2, "flex-cp", r"wants layout 'head_tail' or 'contiguous' or 'ptrr'; "),
         ("contiguous", 2, "torch-cp", r"wants layout 'head_tail', or cp 1 with any layout; "),
         ("te", 1, "magi", r"wants layout 'magi'; "),
-        ("magi", 2, "te", r"backends that fit this layout: allgather, flex, magi$"),
-        ("te", 2, "sdpa", r"backend='sdpa' is not supported; supported: te, megatron, hf-flash, allgather, "),
+        ("magi", 2, "te", r"backends that fit this layout: hf, allgather, flex, magi$"),
+        (
+            "te",
+            2,
+            "sdpa",
+            r"backend='sdpa' is not supported; supported: te, megatron, hf-flash, hf, allgather, ",
+        ),
     ],
 )
 def test_refuses_what_does_not_fit_and_names_what_does(run, layout, cp_size, backend, message):
@@ -139,6 +159,6 @@ def test_pads_must_be_known_and_is_for_te(run):
 
     with pytest.raises(ValueError, match=r"pads='some' must be one of attend, exact"):
         batch.kwargs("te", pads="some")
-    for backend in ("hf-flash", "allgather", "flex", "ring-flash", "torch-cp"):
+    for backend in ("hf-flash", "hf", "allgather", "flex", "ring-flash", "torch-cp"):
         with pytest.raises(ValueError, match=r"choice of backends 'te' and 'megatron'; leave it out"):
             batch.kwargs(backend, pads="exact")
