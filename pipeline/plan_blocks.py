@@ -59,7 +59,7 @@ class BlockFacts:
     """Most pieces in one pack."""
     least_supervised: int | None
     """Fewest supervised tokens in one step; None where masks are unknown."""
-    tally: Mapping[str, int] = field(default_factory=dict)
+    tally: Mapping[str, Any] = field(default_factory=dict)
     """Sums for the report (``pipeline/planner/tally.py``)."""
 
     @property

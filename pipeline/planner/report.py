@@ -3,9 +3,9 @@
 In:   blocks of a plan (``pipeline/plan_blocks.py``)
 Out:  ``PlanReport``, stored in the manifest and printed by ``ringfeed plan --report``
 
-Balance is that of the ranks the plan is meant for: dp = slate size, one pack per chunk, dealt out as
-``pipeline/ranks.py`` does. A missing pack costs nothing, so a last step that holds fewer packs counts
-against the plan; ``settled`` leaves out the last ``window + 1`` steps, where there is no look-ahead left.
+Balance is that of the ranks the plan is meant for: dp = slate size, one pack per chunk (``balance.py``). A
+missing pack costs nothing, so a last step that holds fewer packs counts against the plan; ``settled`` leaves
+out the last ``window + 1`` steps, where there is no look-ahead left.
 """
 
 from collections.abc import Sequence
@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from ringfeed.pipeline.manifest import FileEntry
 from ringfeed.pipeline.plan_blocks import BlockFacts, read_columns
+from ringfeed.pipeline.planner.balance import Balance, BalanceMeter
 from ringfeed.pipeline.planner.options import PlanOptions
 from ringfeed.pipeline.planner.tally import BlockTally
-from ringfeed.pipeline.ranks import MISSING, assign_steps
 
 __all__ = ["PlanReport", "measure_plan"]
 
@@ -41,10 +41,16 @@ class PlanReport:
     """Real tokens in packs."""
     fill: float
     """Real tokens over all slots of all packs."""
+    pad_multiple: int
+    """What pieces are padded to."""
     slot_padding: int
     """Tokens that pad pieces to the pad multiple."""
     tail_padding: int
     """Tokens at the end of packs that no piece takes."""
+    slot_waste: float
+    """``slot_padding`` over all slots of all packs."""
+    tail_waste: float
+    """``tail_padding`` over all slots of all packs; with fill and ``slot_waste`` it makes 1."""
     step_imbalance: float
     """Sum over steps of the most expensive rank, over the sum of the mean rank."""
     step_imbalance_p99: float
@@ -54,6 +60,8 @@ class PlanReport:
     displacement_mean: float
     """Steps between where a piece stands and where it arrived in the stream, mean over pieces."""
     displacement_max: int
+    displacement_counts: list[int]
+    """Pieces at each distance in steps; the last entry counts all from there on (``tally.py``)."""
     empty: int
     """Documents without a token: skipped."""
     dropped: int
@@ -74,24 +82,21 @@ class PlanReport:
         return asdict(self)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _StepCosts:
-    """Costs of each step under the deal to ranks: [steps] each."""
-
-    largest: Int64
-    """Of the most expensive rank."""
-    total: Int64
-    waiting: Int64
-    """Sum over micro-batches of the most expensive pack."""
-
-
 def measure_plan(
     folder: Path, entries: Sequence[FileEntry], facts: Sequence[BlockFacts], options: PlanOptions
 ) -> PlanReport:
     """Measure the blocks of a plan that is complete; reads their costs, and the lengths of the last steps."""
     tally = BlockTally.sum_of(BlockTally.from_json(block.tally) for block in facts)
-    costs = _concat([_block_costs(folder / entry.path, options) for entry in entries])
-    num_steps = len(costs.total)
+    meter = BalanceMeter(
+        packs_per_step=options.packs_per_step,
+        slate_size=options.packs_per_slate,
+        dp_size=options.packs_per_slate,
+    )
+    for entry in entries:
+        table = read_columns(folder / entry.path, ["step", "slate", "cost"])
+        steps, slates, costs = (table.column(name).to_numpy() for name in ("step", "slate", "cost"))
+        meter.add(steps, slates=slates, planned=costs)
+    num_steps = sum(block.num_steps for block in facts)
     num_settled = num_steps - options.window - 1
     size = sum(entry.bytes for entry in entries)
     settled = None
@@ -99,7 +104,7 @@ def measure_plan(
         tokens = tally.tokens - _tokens_from(folder, entries, facts, num_settled)
         settled = {
             "fill": tokens / (num_settled * options.packs_per_step * options.pack_tokens),
-            **_balance(costs, num_settled, options.packs_per_slate),
+            **_figures(meter.balance(num_steps=num_settled)),
         }
     slots = tally.packs * options.pack_tokens
     return PlanReport(
@@ -109,11 +114,15 @@ def measure_plan(
         pieces=tally.pieces,
         tokens=tally.tokens,
         fill=tally.tokens / slots,
+        pad_multiple=options.document_multiple,
         slot_padding=tally.slots - tally.tokens,
         tail_padding=slots - tally.slots,
-        **_balance(costs, num_steps, options.packs_per_slate),
+        slot_waste=(tally.slots - tally.tokens) / slots,
+        tail_waste=(slots - tally.slots) / slots,
+        **_figures(meter.balance()),
         displacement_mean=tally.displacement / tally.pieces,
         displacement_max=tally.displacement_max,
+        displacement_counts=list(tally.displacement_counts),
         empty=tally.empty,
         dropped=tally.dropped,
         dropped_tokens=tally.dropped_tokens,
@@ -127,40 +136,12 @@ def measure_plan(
     )
 
 
-def _balance(costs: _StepCosts, num_steps: int, dp_size: int) -> dict[str, float]:
-    largest, total = costs.largest[:num_steps], costs.total[:num_steps]
-    # Of Python integers: exact, however long the plan is.
-    work = sum(total.tolist()) / dp_size
+def _figures(balance: Balance) -> dict[str, float]:
     return {
-        "step_imbalance": sum(largest.tolist()) / work,
-        "step_imbalance_p99": float(np.percentile(largest * dp_size / total, 99)),
-        "micro_batch_imbalance": sum(costs.waiting[:num_steps].tolist()) / work,
+        "step_imbalance": balance.step_imbalance,
+        "step_imbalance_p99": balance.step_imbalance_p99,
+        "micro_batch_imbalance": balance.micro_batch_imbalance,
     }
-
-
-def _block_costs(path: Path, options: PlanOptions) -> _StepCosts:
-    table = read_columns(path, ["step", "slate", "cost"])
-    steps, slates, costs = (table.column(name).to_numpy() for name in ("step", "slate", "cost"))
-    first_packs = np.append(np.flatnonzero(np.diff(steps, prepend=-1)), len(steps))
-    dp_size = options.packs_per_slate
-    dealt = assign_steps(
-        costs, slates, first_packs, by_slate=True, shape=(options.packs_per_step // dp_size, dp_size, 1)
-    )
-    places = np.where(dealt == MISSING, 0, dealt + first_packs[:-1, None, None, None])
-    chunks = np.where(dealt == MISSING, 0, costs[places]).sum(axis=3)
-    return _StepCosts(
-        largest=chunks.sum(axis=1).max(axis=1),
-        total=chunks.sum(axis=(1, 2)),
-        waiting=chunks.max(axis=2).sum(axis=1),
-    )
-
-
-def _concat(parts: Sequence[_StepCosts]) -> _StepCosts:
-    return _StepCosts(
-        np.concatenate([part.largest for part in parts]),
-        np.concatenate([part.total for part in parts]),
-        np.concatenate([part.waiting for part in parts]),
-    )
 
 
 def _tokens_from(folder: Path, entries: Sequence[FileEntry], facts: Sequence[BlockFacts], step: int) -> int:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ringfeed.pipeline.planner.documents import DocumentTable
 from ringfeed.pipeline.planner.options import Overflow, PlanOptions
-from ringfeed.pipeline.planner.tally import StepTally
+from ringfeed.pipeline.planner.tally import StepTally, count_distances
 from ringfeed.pipeline.planner.windows import Window
 from ringfeed.pipeline.step_packs import PackRows
 from ringfeed.pipeline.supervision import supervised_tokens
@@ -54,6 +54,9 @@ def window_rows(window: Window, documents: DocumentTable, options: PlanOptions) 
         split=_sums(((pieces.starts == 0) & (pieces.lengths < kept)).astype(np.int64), first_pieces),
         displacement=_sums(late, first_pieces),
         displacement_max=np.maximum.reduceat(late, first_pieces[:-1]) if num_packs else late,
+        displacement_counts=count_distances(
+            np.repeat(within, np.diff(offsets)), late, num_steps=window.num_steps
+        ),
     )
     return rows, tally
 

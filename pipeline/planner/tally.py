@@ -6,6 +6,7 @@ Out:  ``BlockTally``, stored in each block's facts; the report adds them up (``r
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,9 +14,12 @@ from numpy.typing import NDArray
 from ringfeed.pipeline.planner.options import Overflow
 from ringfeed.pipeline.planner.stream import Losses
 
-__all__ = ["BlockTally", "StepTally"]
+__all__ = ["DISTANCES", "BlockTally", "StepTally", "count_distances"]
 
 Int64 = NDArray[np.int64]
+
+DISTANCES = 65
+"""Displacements are counted one by one up to 63 steps, and together from 64 on."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -33,6 +37,8 @@ class StepTally:
     displacement: Int64
     """Sum over pieces of the steps between where they stand and where they arrived."""
     displacement_max: Int64
+    displacement_counts: Int64
+    """int64 [steps, ``DISTANCES``], pieces at each distance."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,6 +52,7 @@ class BlockTally:
     split: int = 0
     displacement: int = 0
     displacement_max: int = 0
+    displacement_counts: tuple[int, ...] = (0,) * DISTANCES
     empty: int = 0
     """Documents without a token, each time they were drawn."""
     dropped: int = 0
@@ -56,9 +63,13 @@ class BlockTally:
     @classmethod
     def of_steps(cls, steps: StepTally, first: int, last: int) -> "BlockTally":
         """Return the sums of steps ``first`` to ``last`` (not included) of a window."""
-        names = [field.name for field in fields(StepTally) if field.name != "displacement_max"]
+        names = [field.name for field in fields(StepTally) if not field.name.startswith("displacement_")]
         sums = {name: int(getattr(steps, name)[first:last].sum()) for name in names}
-        return cls(displacement_max=int(steps.displacement_max[first:last].max(initial=0)), **sums)
+        return cls(
+            **sums,
+            displacement_max=int(steps.displacement_max[first:last].max(initial=0)),
+            displacement_counts=tuple(steps.displacement_counts[first:last].sum(axis=0).tolist()),
+        )
 
     @classmethod
     def of_losses(cls, losses: Losses, overflow: Overflow) -> "BlockTally":
@@ -72,15 +83,34 @@ class BlockTally:
     def sum_of(cls, tallies: Iterable["BlockTally"]) -> "BlockTally":
         """Add tallies up; the largest displacement is the largest of theirs."""
         parts = list(tallies)
-        sums = {field.name: sum(getattr(part, field.name) for part in parts) for field in fields(cls)}
-        sums["displacement_max"] = max((part.displacement_max for part in parts), default=0)
-        return cls(**sums)
+        names = [field.name for field in fields(cls) if not field.name.startswith("displacement_")]
+        counts = zip(*(part.displacement_counts for part in parts), strict=True)
+        return cls(
+            **{name: sum(getattr(part, name) for part in parts) for name in names},
+            displacement_max=max((part.displacement_max for part in parts), default=0),
+            displacement_counts=tuple(map(sum, counts)) or cls().displacement_counts,
+        )
 
     @classmethod
-    def from_json(cls, values: Mapping[str, int]) -> "BlockTally":
+    def from_json(cls, values: Mapping[str, Any]) -> "BlockTally":
         """Return the tally in a block's facts."""
-        return cls(**values)
+        return cls(**{**values, "displacement_counts": tuple(values["displacement_counts"])})
 
-    def to_json(self) -> dict[str, int]:
+    def to_json(self) -> dict[str, Any]:
         """Return the tally as JSON-able values."""
         return asdict(self)
+
+
+def count_distances(steps: Int64, distances: Int64, *, num_steps: int) -> Int64:
+    """Count the pieces of each step by how far they are from where they arrived.
+
+    Args:
+        steps: int64 [P], 0 to ``num_steps`` - 1.
+        distances: int64 [P], at least 0.
+        num_steps: S.
+
+    Returns:
+        int64 [S, ``DISTANCES``].
+    """
+    cells = steps * DISTANCES + np.minimum(distances, DISTANCES - 1)
+    return np.bincount(cells, minlength=num_steps * DISTANCES).reshape(num_steps, DISTANCES)

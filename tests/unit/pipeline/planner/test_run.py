@@ -113,6 +113,9 @@ def test_the_report_is_what_the_table_says(plan_lengths):
     assert report.micro_batch_imbalance == pytest.approx(waits / (loads.sum() / 4))
     assert set(report.as_dict()) >= REPORT_KEYS
     assert report.slot_padding + report.tail_padding + report.tokens == plan.num_packs * 65_536
+    padded = -(-lengths // 4) * 4
+    assert report.slot_waste == pytest.approx((padded - lengths).sum() / (plan.num_packs * 65_536))
+    assert report.tail_waste == pytest.approx(1 - padded.sum() / (plan.num_packs * 65_536))
 
 
 def test_displacement_is_measured_against_arrival_order(plan_lengths):
@@ -123,6 +126,8 @@ def test_displacement_is_measured_against_arrival_order(plan_lengths):
     assert planned.documents == [[0, 2], [1]]
     assert planned.report.displacement_max == 1
     assert planned.report.displacement_mean == pytest.approx(2 / 3)
+    assert planned.report.displacement_counts[:3] == [1, 2, 0]
+    assert sum(planned.report.displacement_counts) == 3
 
 
 def test_in_order_displaces_nothing(plan_lengths):
