@@ -41,16 +41,17 @@ def hf(batch: Batch) -> dict[str, Any]:
 def flex(batch: Batch) -> dict[str, Any]:
     """Return what FlexAttention needs to attend from L local rows to the chunk's T keys in chunk order.
 
-    ``sharder.gather_token_tensor`` brings keys and values into that order, and the mask's blocks are
-    ``create_block_mask(mask_mod, None, None, L, T)``. Beside ``mask_mod`` there are document ids (-1 is
-    padding) and positions, int32: ``local_*`` [L], ``global_*`` [T].
+    ``sharder.gather_token_tensor`` brings keys and values into that order, and the ``BlockMask`` is
+    ``sharding.attention.flex_mask.local_block_mask(context)``, or with a window that of
+    ``context.with_window((left, right))``. Beside ``context`` there are its causal ``mask_mod``, and document
+    ids (-1 is padding) and positions, int32: ``local_*`` [L], ``global_*`` [T].
     """
     from ringfeed.sharding.attention.flex_mask import document_mask_mod
 
     context = _context(batch)
     names = ("local_document_ids", "local_positions", "global_document_ids", "global_positions")
     described = {name: getattr(context, name) for name in names}
-    return {**described, "mask_mod": document_mask_mod(context)}
+    return {**described, "mask_mod": document_mask_mod(context), "context": context}
 
 
 def flex_cp(batch: Batch) -> dict[str, Any]:

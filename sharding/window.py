@@ -80,7 +80,7 @@ class DocumentSpans:
     stops: Int64Array
     """int64 [Q], one past the document's last token; at most ``starts`` for padding."""
 
-    def keys(self, window: Window) -> tuple[Int64Array, Int64Array]:
+    def key_ranges(self, window: Window) -> tuple[Int64Array, Int64Array]:
         """Return the first key that each query sees and the end of them, int64 [Q] each.
 
         A query that sees none, such as padding, has an end that is not above its first key.

@@ -1,9 +1,14 @@
 """Attention over a context-parallel share; each backend is a module, imported when it is used.
 
 ``allgather``        gathers keys and values of all ranks, masks by document and position; takes any layout
+``chunk_context``    what it needs to know of a chunk: documents, windows, the order of keys
 ``gather``           the differentiable collective below it
-``block_attention``  attention of some queries to a chunk's keys, in bounded memory
+``kernels``          what a kernel is that attends once all keys are there
+``block_attention``  one of SDPA, in bounded memory, on any device
 ``query_blocks``     which queries share a range of keys
+``flex_blocks``      one of FlexAttention, for devices that train with it
+``flex_mask``        its mask, from local queries to a chunk's keys
+``block_counts``     which blocks of keys that mask shows
 ``hf``               ``allgather`` in unchanged Hugging Face models, as ``attn_implementation="ringfeed"``
 ``hf_mask``          what mask such a model asks for, without building it
 ``te``               sets TransformerEngine's modules up for the cp and tp ranks; takes the layout ``te``

@@ -9,8 +9,9 @@ Out:  the rank's attention output [L, H, Dv], equal to attention over whole docu
 
 Ring attention moves keys around while it computes and wants a matching layout. This gathers
 them first (``gather.py``), sorts them into chunk order, and attends under a mask made from
-lengths (``block_attention.py``): simpler, right for every layout, more memory. Layers may differ
-in their window: a mask is made when a layer first asks for it and kept with the chunk.
+lengths: simpler, right for every layout, more memory. What attends is a kernel (``kernels.py``),
+FlexAttention or SDPA. Layers may differ in their window: a mask is made when a layer first asks
+for it and kept with the chunk.
 
 Shapes: T slots in the chunk, L local tokens, N slots' count, R cp ranks.
 """
@@ -19,11 +20,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ringfeed.sharding.attention.block_attention import KeyRanges, block_attention
+from ringfeed.sharding.attention.block_attention import SdpaBlocks
 from ringfeed.sharding.attention.chunk_context import AllGatherContext, allgather_context
+from ringfeed.sharding.attention.flex_blocks import TRAINING_DEVICES, FlexBlocks
 from ringfeed.sharding.attention.gather import gather_rows
+from ringfeed.sharding.attention.kernels import AttentionKernel
 
-__all__ = ["AllGatherContext", "allgather_attention", "allgather_context"]
+__all__ = ["AllGatherContext", "allgather_attention", "allgather_context", "kernel_for"]
 
 
 def allgather_attention(
@@ -49,17 +52,31 @@ def allgather_attention(
         [L, H, Dv]. Padding rows are zero and give no gradient. Differentiable once.
 
     Raises:
-        ValueError: if shapes, context and group do not belong together.
+        ValueError: if shapes, context and group do not belong together, or the context has a kernel
+            that cannot attend to such tensors.
     """
     _check_shapes(q, k, v, len(context.local_positions))
+    kernel = context.kernel or kernel_for(q, k, v)
+    obstacle = kernel.obstacle(q, k, v)
+    if obstacle is not None:
+        raise ValueError(
+            f"kernel {kernel.name!r} cannot attend to these tensors: {obstacle}; leave the choice open "
+            "(with_kernel(None)), or use SdpaBlocks()"
+        )
     if context.num_parts > 1:
         k, v = _gather_keys(k, v, context, _checked(group, context))
     elif context.key_order is not None:
         k, v = k.index_select(0, context.key_order), v.index_select(0, context.key_order)
-    key_ranges = context.mask(
-        lambda: KeyRanges.plan(*context.keys(), num_keys=context.num_tokens).to(context.device)
-    )
-    return block_attention(q, k, v, key_ranges=key_ranges, scale=scale)
+    return kernel.attend(q, k, v, mask=context.mask(kernel), scale=scale)
+
+
+def kernel_for(q: Tensor, k: Tensor, v: Tensor) -> AttentionKernel:
+    """Return FlexAttention where the device trains with it and the tensors fit, and SDPA everywhere else."""
+    flex = FlexBlocks()
+    # On other devices there is a forward pass at most, and it has to be compiled on the spot.
+    if q.device.type in TRAINING_DEVICES and flex.obstacle(q, k, v) is None:
+        return flex
+    return SdpaBlocks()
 
 
 def _gather_keys(

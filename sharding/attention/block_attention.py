@@ -1,6 +1,6 @@
 """Attention of one rank's queries to a chunk's keys, block by block, in bounded memory.
 
-In:   q of the rank, k and v of the chunk, and ``KeyRanges`` (made in ``allgather.py``)
+In:   q of the rank, k and v of the chunk, and ``KeyRanges``, or a context (``chunk_context.py``)
 Out:  the rank's attention output
 
 SDPA with a mask keeps that mask for the backward pass; over a long chunk the masks of all
@@ -8,7 +8,7 @@ blocks add up to [L, T]. Here the backward pass computes each block again instea
 """
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -16,9 +16,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from ringfeed.sharding.attention.kernels import AttentionKernel
 from ringfeed.sharding.attention.query_blocks import QueryBlock, plan_query_blocks
 
-__all__ = ["KeyRanges", "block_attention"]
+if TYPE_CHECKING:
+    from ringfeed.sharding.attention.chunk_context import AllGatherContext
+
+__all__ = ["KeyRanges", "SdpaBlocks", "block_attention"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -67,6 +71,22 @@ class KeyRanges:
         tail = block.first_stop - block.key_start
         mask[:, tail:].masked_fill_(keys[tail:] >= self.stops[block.rows, None], hidden)
         return mask
+
+
+@dataclass(frozen=True, slots=True)
+class SdpaBlocks(AttentionKernel):
+    """Torch's SDPA under the mask of one block of queries after the other: on any device, trained or not."""
+
+    name: ClassVar[str] = "sdpa"
+
+    def obstacle(self, q: Tensor, k: Tensor, v: Tensor) -> str | None:  # noqa: ARG002
+        return None
+
+    def mask(self, context: "AllGatherContext") -> KeyRanges:
+        return KeyRanges.plan(*context.key_ranges(), num_keys=context.num_tokens).to(context.device)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, *, mask: KeyRanges, scale: float | None) -> Tensor:
+        return block_attention(q, k, v, key_ranges=mask, scale=scale)
 
 
 def block_attention(

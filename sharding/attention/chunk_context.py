@@ -6,23 +6,22 @@ Out:  ``AllGatherContext``, made once a chunk and used by every layer (``allgath
 Shapes: T slots in the chunk, L local tokens, N slots' count, R cp ranks.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from ringfeed.sharding.attention.kernels import AttentionKernel
 from ringfeed.sharding.index_map import IndexMap, expand_runs
 from ringfeed.sharding.offsets import as_offsets, as_real_offsets
 from ringfeed.sharding.run_kernels import Int64Array
 from ringfeed.sharding.window import CAUSAL, DocumentSpans, Window
 
 __all__ = ["AllGatherContext", "allgather_context"]
-
-Mask = TypeVar("Mask")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -48,8 +47,10 @@ class AllGatherContext:
     cp_rank: int
     window: Window
     """What a query sees of its document."""
-    _masks: dict[Hashable, Any] = field(default_factory=dict, repr=False)
-    """Masks by window, shared with the contexts of other windows: a second layer need not make one again."""
+    kernel: AttentionKernel | None = None
+    """What attends; None: ``kernel_for`` chooses by the tensors' device."""
+    _masks: dict[tuple[AttentionKernel, Window], Any] = field(default_factory=dict, repr=False)
+    """Masks by kernel and window, shared with the contexts of others: the next layer finds its own here."""
 
     @property
     def device(self) -> torch.device:
@@ -81,15 +82,20 @@ class AllGatherContext:
         """
         return replace(self, window=Window.read(window))
 
-    def keys(self) -> tuple[Int64Array, Int64Array]:
-        """Return each local token's keys, int64 [L] each: first chunk position and end, on the host."""
-        return self.spans.keys(self.window)
+    def with_kernel(self, kernel: AttentionKernel | None) -> "AllGatherContext":
+        """Return the context of a layer that attends with ``kernel``: ``SdpaBlocks()``, ``FlexBlocks()``."""
+        return replace(self, kernel=kernel)
 
-    def mask(self, make: Callable[[], Mask]) -> Mask:
-        """Return what ``make`` returned when a mask of this window was first asked for."""
-        if self.window not in self._masks:
-            self._masks[self.window] = make()
-        return cast("Mask", self._masks[self.window])
+    def key_ranges(self) -> tuple[Int64Array, Int64Array]:
+        """Return each local token's keys, int64 [L] each: first chunk position and end, on the host."""
+        return self.spans.key_ranges(self.window)
+
+    def mask(self, kernel: AttentionKernel) -> Any:
+        """Return the mask of this window as ``kernel`` wants it: made once."""
+        key = (kernel, self.window)
+        if key not in self._masks:
+            self._masks[key] = kernel.mask(self)
+        return self._masks[key]
 
 
 def allgather_context(

@@ -16,7 +16,7 @@ def run_case(case: dict, *, cp_size: int, cp_rank: int) -> dict[str, torch.Tenso
     offsets = {"cu_seqlens": case["cu_seqlens"], "cp_size": cp_size}
     padded = case["cu_seqlens_padded"]
     maps = [layout.index_map(padded, cp_rank=rank, **offsets) for rank in range(cp_size)]
-    context = allgather_context(case["cu_seqlens"], padded, maps, cp_rank)
+    context = allgather_context(case["cu_seqlens"], padded, maps, cp_rank, window=case["window"])
     leaves = [maps[cp_rank].take(case[name]).requires_grad_() for name in ("q", "k", "v")]
     out = allgather_attention(*leaves, context=context, group=dist.group.WORLD)
     grads = torch.autograd.grad((out * maps[cp_rank].take(case["weight"])).sum(), leaves)

@@ -13,28 +13,37 @@ pytestmark = pytest.mark.dist
 
 HERE = Path(__file__).parent
 LENGTHS = [37, 1, 260, 5, 64, 0, 13, 1, 90]
-LAYOUTS = {
-    "te": {},
-    "head_tail": {},
-    "contiguous": {},
-    "whole_document": {},
-    "whole_document-all-cut": {"threshold": 4},
-    "identity": {},
+CAUSAL = (-1, 0)
+CASES = {
+    "te": ({}, CAUSAL),
+    "head_tail": ({}, CAUSAL),
+    "contiguous": ({}, CAUSAL),
+    "whole_document": ({}, CAUSAL),
+    "whole_document-all-cut": ({"threshold": 4}, CAUSAL),
+    "identity": ({}, CAUSAL),
+    "te-window": ({}, (20, 0)),
+    "whole_document-window": ({"threshold": 4}, (50, 0)),
+    "contiguous-both-sides": ({}, (30, 7)),
+    "head_tail-whole": ({}, (-1, -1)),
 }
+"""Layout -> its options and the window."""
 CHANGED = 2
-"""The document of which one token changes in the leak test."""
+CHANGED_TOKEN = 100
+"""The document of which one token changes in the leak test, and which of it."""
 TENSORS = ("out", "grad_q", "grad_k", "grad_v")
 
 
 def make_case(name, *, cp_size):
-    layout = make_layout(name.split("-")[0], **LAYOUTS[name])
+    options, window = CASES[name]
+    layout = make_layout(name.split("-")[0], **options)
     offsets = slot_offsets(LENGTHS, multiple=layout.length_multiple(cp_size), total=512)
     generator = torch.Generator().manual_seed(7)
     shapes = {"q": (512, 4, 16), "k": (512, 2, 16), "v": (512, 2, 16), "weight": (512, 4, 16)}
     tensors = {key: torch.randn(shape, generator=generator) for key, shape in shapes.items()}
     return {
         "layout": layout.name,
-        "options": LAYOUTS[name],
+        "options": options,
+        "window": window,
         "cu_seqlens": torch.from_numpy(offsets.cu_seqlens),
         "cu_seqlens_padded": torch.from_numpy(offsets.cu_seqlens_padded),
         **tensors,
@@ -42,7 +51,7 @@ def make_case(name, *, cp_size):
 
 
 def with_one_token_changed(case):
-    token = int(case["cu_seqlens_padded"][CHANGED]) + 100
+    token = int(case["cu_seqlens_padded"][CHANGED]) + CHANGED_TOKEN
     changed = dict(case)
     for name in ("q", "k", "v"):
         changed[name] = case[name].clone()
@@ -64,7 +73,7 @@ def runs(request, tmp_path_factory, run_ranks):
     cp_size = request.param
     folder = tmp_path_factory.mktemp("ranks")
     cases = {}
-    for name in LAYOUTS:
+    for name in CASES:
         cases[name] = make_case(name, cp_size=cp_size)
         cases[f"{name}/changed"] = with_one_token_changed(cases[name])
     torch.save(cases, folder / f"cases-{cp_size}.pt")
@@ -82,19 +91,20 @@ def documents(case):
 def unsharded(case):
     """Each document alone on one process, softmax written out; real rows only."""
     q, k, v = (case[name].clone().requires_grad_() for name in ("q", "k", "v"))
+    left, right = (side if side >= 0 else 512 for side in case["window"])
     out = torch.zeros_like(q)
     for document in documents(case):
         rows = slice(document.start, document.stop)
         keys, values = (x[rows].repeat_interleave(2, dim=1) for x in (k, v))
         scores = torch.einsum("qhd,khd->hqk", q[rows], keys) / 4.0
-        later = torch.ones(len(document), len(document), dtype=torch.bool).triu(1)
-        weights = scores.masked_fill(later, float("-inf")).softmax(-1)
+        pairs = torch.ones(len(document), len(document), dtype=torch.bool)
+        weights = scores.masked_fill(pairs.triu(right + 1) | pairs.tril(-left - 1), float("-inf")).softmax(-1)
         out[rows] = torch.einsum("hqk,khd->qhd", weights, values)
     grads = torch.autograd.grad((out * case["weight"]).sum(), (q, k, v))
     return dict(zip(TENSORS, (out.detach(), *grads), strict=True))
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("tensor", TENSORS)
 def test_equals_attention_over_each_document_alone(runs, name, tensor):
     case, found = runs[name]
@@ -103,7 +113,7 @@ def test_equals_attention_over_each_document_alone(runs, name, tensor):
     torch.testing.assert_close(found[tensor][real], unsharded(case)[tensor][real], rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("tensor", TENSORS)
 def test_padding_rows_are_zero(runs, name, tensor):
     case, found = runs[name]
@@ -114,7 +124,7 @@ def test_padding_rows_are_zero(runs, name, tensor):
     assert not found[tensor][is_padding].any()
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("tensor", TENSORS)
 def test_a_changed_token_changes_nothing_outside_its_document(runs, name, tensor):
     (case, before), (_, after) = runs[name], runs[f"{name}/changed"]
@@ -123,3 +133,17 @@ def test_a_changed_token_changes_nothing_outside_its_document(runs, name, tensor
 
     assert not torch.equal(before[tensor][inside], after[tensor][inside])
     assert torch.equal(before[tensor][~inside], after[tensor][~inside])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_changed_token_changes_only_the_rows_whose_window_has_it(runs, name):
+    (case, before), (_, after) = runs[name], runs[f"{name}/changed"]
+    left, right = case["window"]
+    document = documents(case)[CHANGED]
+    token = document.start + CHANGED_TOKEN
+    first = document.start if right < 0 else max(document.start, token - right)
+    last = document.stop - 1 if left < 0 else min(document.stop - 1, token + left)
+
+    changed = (before["out"] != after["out"]).flatten(1).any(1).nonzero().flatten().tolist()
+
+    assert changed == list(range(first, last + 1))

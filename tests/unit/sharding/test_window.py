@@ -22,7 +22,7 @@ def test_a_query_sees_its_document_as_far_as_the_window_reaches(window, length, 
         stops=np.array([start + length] * length + [0] * pads),
     )
 
-    starts, stops = spans.keys(Window.read(window))
+    starts, stops = spans.key_ranges(Window.read(window))
 
     for query, first, stop in zip(queries.tolist(), starts.tolist(), stops.tolist(), strict=False):
         keys = [key for key in queries if (left < 0 or key >= query - left)]

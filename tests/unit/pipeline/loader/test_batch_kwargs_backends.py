@@ -7,13 +7,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import flex_attention
 
 from ringfeed.pipeline.batch_kwargs import PadsChoice
 from ringfeed.pipeline.chunk_sharder import ChunkSharder
-from ringfeed.sharding.attention.allgather import allgather_attention
+from ringfeed.sharding.attention.allgather import allgather_attention, allgather_context
 from ringfeed.sharding.attention.flex_cp import shard_block_mask
+from ringfeed.sharding.attention.flex_mask import local_block_mask
 from ringfeed.sharding.attention.te_limits import MAX_BOUNDARIES
+from ringfeed.sharding.index_map import IndexMap, merge
 from ringfeed.sharding.layouts import make_layout
 from ringfeed.sharding.padding import slot_offsets
 
@@ -122,17 +124,23 @@ def test_flex_says_which_document_and_position_each_token_has(run):
     assert torch.equal(kwargs["local_positions"].long(), batch.tensors["position_ids"])
 
 
-def test_flex_attention_under_the_mask_equals_allgather(run):
-    batch = first_with_tail(run, layout="whole_document")
-    torch.manual_seed(0)
-    q, k, v = torch.randn(3, 128, 2, 16)
-    mask = create_block_mask(batch.kwargs("flex")["mask_mod"], None, None, 128, 128, device="cpu")
+@pytest.mark.parametrize("window", [(-1, 0), (9, 0), (-1, -1)])
+@pytest.mark.parametrize("layout", ["te", "whole_document", "magi"])
+def test_flex_attention_over_gathered_keys_equals_allgather(run, layout, window):
+    loaders = (run.load(layout=layout, cp_size=2, cp_rank=rank) for rank in range(2))
+    ranks = next(r for r in zip(*loaders, strict=True) if any(b.tensors["padding_mask"].any() for b in r))
+    q, k, v = torch.randn(3, ranks[0].sharder.num_tokens, 2, 16, generator=torch.Generator().manual_seed(0))
 
-    queries, keys, values = (x.transpose(0, 1)[None] for x in (q, k, v))
-    out = flex_attention(queries, keys, values, block_mask=mask)
+    outs = []
+    for batch in ranks:
+        mask = local_block_mask(batch.kwargs("flex")["context"].with_window(window))
+        queries, keys, values = (x.transpose(0, 1)[None] for x in (batch.sharder.index_map.take(q), k, v))
+        outs.append(flex_attention(queries, keys, values, block_mask=mask)[0].transpose(0, 1))
 
-    expected = allgather_attention(q, k, v, **batch.kwargs("allgather"))
-    torch.testing.assert_close(out[0].transpose(0, 1), expected)
+    offsets, whole = ranks[0].sharder.offsets, IndexMap(np.array([[0, len(q)]]), len(q))
+    context = allgather_context(offsets.cu_seqlens, offsets.cu_seqlens_padded, [whole], 0, window=window)
+    expected = allgather_attention(q, k, v, context=context)
+    torch.testing.assert_close(merge(ranks[0].sharder.index_maps, outs), expected)
 
 
 @pytest.mark.parametrize("layout", ["head_tail", "contiguous", "ptrr"])
