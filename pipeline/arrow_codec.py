@@ -127,16 +127,19 @@ class ViewDecoder:
         first_positions = np.zeros_like(real)
         if spec.positions == "continue":
             first_positions[: len(pieces)] = pieces.starts
-        if len(self._mask) != len(index_map):
-            self._positions = np.empty(len(index_map), dtype=np.int32)
-            self._mask = np.empty(len(index_map), dtype=np.bool_)
+        num_local = len(index_map)
+        if len(self._mask) < num_local:
+            self._positions = np.empty(num_local, dtype=np.int32)
+            self._mask = np.empty(num_local, dtype=np.bool_)
+        # Uneven shares and variable packs have another L in every view.
+        positions, mask = self._positions[:num_local], self._mask[:num_local]
         # A copy of the few offsets: for read-only ones numba would compile the kernel a second time.
-        fill_positions(index_map.runs, padded.copy(), real, first_positions, self._positions, self._mask)
+        fill_positions(index_map.runs, padded.copy(), real, first_positions, positions, mask)
         return RankView(
             input_ids=flat["input_ids"],
             labels=flat["labels"],
-            position_ids=self._positions,
-            padding_mask=self._mask,
+            position_ids=positions,
+            padding_mask=mask,
             cu_seqlens=cu_seqlens,
             cu_seqlens_padded=padded,
             documents=pieces.documents[real[: len(pieces)] > 0],

@@ -21,6 +21,7 @@ from ringfeed.pipeline.batch import OFFSET_COLUMNS, TOKEN_COLUMNS, Batch, BatchI
 from ringfeed.pipeline.chunk_sharder import ChunkSharder
 from ringfeed.pipeline.device import MASK_COLUMN
 from ringfeed.pipeline.ranks import MISSING, num_micro_batches
+from ringfeed.pipeline.views import padding_view
 from ringfeed.sharding.padding import SlotOffsets, concat_offsets
 
 if TYPE_CHECKING:
@@ -88,9 +89,9 @@ class BatchBuilder:
         # Also when it is dropped, by loader and thread alike; not at exit, where a thread may still read.
         self._close_source = weakref.finalize(self, source.close)
         self._close_source.atexit = False
-        padding = source.rank_view(0, None, cp_rank=place.cp_rank)
-        self.num_local = len(padding.padding_mask) * place.packs_per_chunk
-        """L of a batch; of an all-padding one where shares are uneven."""
+        largest = padding_view(source.spec, cp_rank=place.cp_rank, num_slots=source.spec.pack_slots)
+        self.num_local = len(largest.input_ids) * place.packs_per_chunk
+        """L of the largest batch; of an all-padding one where shares are uneven."""
 
     def batch_bytes(self, token_bytes: int) -> int:
         """Return the bytes of the largest batch, if an id, label or position takes ``token_bytes``."""
@@ -123,9 +124,7 @@ class BatchBuilder:
         for pack in share.dealt.packs[micro_batch].tolist():
             view = self._view(step, pack)
             if buffers is None:
-                # Sized by the view: uneven shares (layout magi) have another L in every pack, and take
-                # one pack per chunk. The packs of a longer chunk are alike.
-                num_local = len(view.padding_mask) * self.place.packs_per_chunk
+                num_local = self._num_local(share, micro_batch, first=view)
                 buffers = self._placer.open(self._token_columns, num_local)
             for name in self._token_columns:
                 buffers.write(name, chunk.num_local, getattr(view, name))
@@ -150,6 +149,15 @@ class BatchBuilder:
         return BuiltBatch(
             step=step, micro_batch=micro_batch, chain=share.dealt.chain, batch=batch, placed=placed
         )
+
+    def _num_local(self, share: _StepShare, micro_batch: int, *, first: RankView) -> int:
+        """Return L of a chunk whose first pack's view is ``first``; the others may be shorter or longer.
+
+        Layouts that take several packs per chunk give a rank the same share of each. Uneven shares (layout
+        magi) have another L in every pack, and take one pack per chunk.
+        """
+        slots: list[int] = share.dealt.slots[micro_batch].tolist()
+        return len(first.padding_mask) * sum(slots) // slots[0]
 
     def _view(self, step: int, pack: int) -> RankView:
         wanted = None if pack == MISSING else pack

@@ -121,6 +121,14 @@ def plan(
     ] = None,
     pack_tokens: Annotated[int | None, number("token slots in a pack, padding included")] = None,
     packs_per_step: Annotated[int | None, number("packs in a global batch")] = None,
+    pack_shape: Annotated[
+        str | None,
+        typer.Option(metavar="fixed|variable", help="do all packs have one length?  [default: fixed]"),
+    ] = None,
+    length_buckets: Annotated[
+        str | None,
+        typer.Option(metavar="none|powers_of_two", help="few lengths for variable packs  [default: none]"),
+    ] = None,
     max_cp: Annotated[int | None, number("largest cp: documents are padded to 2 * N")] = None,
     pad_multiple: Annotated[int | None, number("or: the multiple documents are padded to")] = None,
     lengths: Annotated[

@@ -38,6 +38,7 @@ def ingest(config: IngestConfig, progress: Progress) -> Outcome:
 
 def plan(config: PlanConfig, progress: Progress) -> Outcome:
     """Make a plan."""
+    from ringfeed.pipeline.pack_lengths import PackShape
     from ringfeed.pipeline.plan import Plan
     from ringfeed.pipeline.planner.run import run_plan
 
@@ -49,10 +50,11 @@ def plan(config: PlanConfig, progress: Progress) -> Outcome:
         "num_packs": made.num_packs,
         "recipe_fingerprint": made.recipe_fingerprint,
     }
+    at_most = "at most " if made.pack_lengths.shape is PackShape.VARIABLE else ""
     text = (
-        f"{config.output}: {made.num_steps:,} steps, {made.num_packs:,} packs of {made.pack_tokens:,} slots, "
-        f"fill {report['fill']:.4f}; {report['empty']:,} documents empty, {report['split']:,} split, "
-        f"{report['truncated']:,} truncated, {report['dropped']:,} dropped"
+        f"{config.output}: {made.num_steps:,} steps, {made.num_packs:,} packs of {at_most}"
+        f"{made.pack_tokens:,} slots, fill {report['fill']:.4f}; {report['empty']:,} documents empty, "
+        f"{report['split']:,} split, {report['truncated']:,} truncated, {report['dropped']:,} dropped"
     )
     if config.report:
         facts |= report

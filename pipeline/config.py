@@ -15,6 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ringfeed.pipeline.ingest_options import IngestOptions
+from ringfeed.pipeline.pack_lengths import LengthBuckets, PackShape
 from ringfeed.pipeline.planner.cost import cost_model_of
 from ringfeed.pipeline.planner.cost_fit import Basis
 from ringfeed.pipeline.planner.options import Balance, Overflow, PlanOptions
@@ -100,8 +101,16 @@ class PlanConfig(CommandConfig):
     corpora: tuple[Path, ...] = Field((), description="corpus folders; document ids follow this order")
     lengths: Path | None = Field(None, description="a .npy file of 1-D integers, in place of corpora")
     output: Path = Field(description="the plan folder to make")
-    pack_tokens: Count = Field(description="token slots in a pack, padding included")
+    pack_tokens: Count = Field(
+        description="token slots in a pack, padding included: the most where packs vary"
+    )
     packs_per_step: Count = Field(description="packs in one global batch")
+    pack_shape: PackShape = Field(
+        PackShape.FIXED, description="whether all packs have pack_tokens slots, or their own footprint's"
+    )
+    length_buckets: LengthBuckets = Field(
+        LengthBuckets.NONE, description="the few lengths that variable packs are rounded up to"
+    )
     max_cp: Count | None = Field(None, description="the largest cp; documents are padded to 2 * max_cp")
     pad_multiple: Count | None = Field(None, description="the multiple that documents are padded to")
     balance: Balance = Field(Balance.WORK, description="how packs are filled")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ringfeed.pipeline.feed_request import read_object
 from ringfeed.pipeline.manifest import canonical_json, fingerprint
 from ringfeed.pipeline.opening import ViewSpec, check_chunk
+from ringfeed.pipeline.views import padding_view
 
 if TYPE_CHECKING:
     from ringfeed.pipeline.ranks import RankPlace
@@ -51,7 +52,7 @@ class FeedFacts:
     num_documents: int
     """Global document ids are below it."""
     local_tokens: int
-    """L of the all-padding pack, the largest over the cp ranks: what block sizes are reckoned with."""
+    """L of the largest all-padding pack and cp rank: what block sizes are reckoned with."""
     block_bytes: int
     """Ids and labels that one rank gets in a block: never more, unless one micro-batch is."""
     num_steps: int
@@ -67,7 +68,9 @@ class FeedFacts:
     ) -> FeedFacts:
         """Return the facts of a service that builds from ``source``."""
         spec = source.spec
-        sizes = [len(source.pack_view(0, None, cp_rank=r).view.input_ids) for r in range(spec.cp_size)]
+        largest = [
+            padding_view(spec, cp_rank=rank, num_slots=spec.pack_slots) for rank in range(spec.cp_size)
+        ]
         return cls(
             recipe_fingerprint=source.recipe_fingerprint,
             spec=spec,
@@ -76,7 +79,7 @@ class FeedFacts:
             slate_size=source.slate_size,
             sources=source.sources,
             num_documents=source.num_documents,
-            local_tokens=max(sizes),
+            local_tokens=max(len(view.padding_mask) for view in largest),
             block_bytes=block_bytes,
             num_steps=source.num_steps,
             is_growing=is_growing,

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    import numpy.typing as npt
+
     from ringfeed.pipeline.corpus_set import CorpusSet
 
 __all__ = ["Description", "describe"]
@@ -96,7 +98,7 @@ def _plan(path: Path, step: int | None) -> dict[str, Any]:
         facts["step"] = _describe_step(
             packs,
             places=_places(packs, packs_per_step=plan.packs_per_step, slate_size=plan.slate_size),
-            pack_slots=plan.pack_tokens,
+            slots=plan.pack_lengths.of(packs.footprints(multiple=plan.pad_multiple)),
             corpora=_corpora_for_preview(path),
         )
     return facts
@@ -145,7 +147,7 @@ def _shards_step(store: FileStore, step: int, plan_path: Path | None) -> dict[st
     return _describe_step(
         packs,
         places=_places(packs, packs_per_step=store.packs_per_step, slate_size=store.slate_size),
-        pack_slots=spec.pack_slots,
+        slots=known.slots,
         corpora=_corpora_for_preview(plan_path),
         runs=runs,
     )
@@ -155,11 +157,19 @@ def _describe_step(
     packs: StepPacks,
     *,
     places: dict[int, dict[str, int]],
-    pack_slots: int,
+    slots: npt.NDArray[np.int64],
     corpora: CorpusSet | None,
     runs: list[list[list[list[int]]]] | None = None,
 ) -> dict[str, Any]:
-    """Describe each pack; ``runs`` are (start, length) per pack and cp rank, where a layout is known."""
+    """Describe each pack.
+
+    Args:
+        packs: of the step.
+        places: which rank gets each pack.
+        slots: int64 [K], T of each pack.
+        corpora: for the beginning of each piece's text.
+        runs: (start, length) per pack and cp rank, where a layout is known.
+    """
     described = []
     for k in range(packs.num_packs):
         pieces = packs.pack(k)
@@ -172,7 +182,8 @@ def _describe_step(
                 **places[k],
                 "cost": int(packs.costs[k]),
                 "tokens": tokens,
-                "fill": tokens / pack_slots,
+                "slots": int(slots[k]),
+                "fill": tokens / int(slots[k]),
                 "supervised_by_source": supervised,
                 "pieces": _pieces(pieces, corpora),
                 **({} if runs is None else {"runs": runs[k]}),

@@ -60,7 +60,8 @@ def _step(step: Mapping[str, Any]) -> Iterator[str]:
         shown = "supervised unknown" if supervised is None else f"supervised {sum(supervised):,}"
         yield (
             f"  pack {pack['pack']}: slate {pack['slate']} (micro-batch {pack['micro_batch']}, dp rank "
-            f"{pack['dp_rank']}), cost {pack['cost']:,}, {pack['tokens']:,} tokens, fill {pack['fill']:.4f}, "
+            f"{pack['dp_rank']}), cost {pack['cost']:,}, {pack['tokens']:,} tokens in "
+            f"{pack['slots']:,} slots, fill {pack['fill']:.4f}, "
             f"{shown}, {len(pack['pieces'])} pieces"
         )
         yield from map(_piece, pack["pieces"])

@@ -20,6 +20,7 @@ from ringfeed.pipeline.batch_kwargs import PadsChoice
 from ringfeed.pipeline.device import make_placer
 from ringfeed.pipeline.loader_node import LoaderNode, Position
 from ringfeed.pipeline.loader_source import SourceOptions, open_source
+from ringfeed.pipeline.pack_lengths import PackShape
 from ringfeed.pipeline.ranks import RankPlace
 from ringfeed.pipeline.step_batch import stack_step
 
@@ -79,7 +80,8 @@ class Loader:
             layout: name or object; needed for a plan. None takes the shards' own.
             corpus: corpora of the plan in command order, where they are not where the plan says.
             packs_per_chunk: packs laid end to end in a micro-batch; layouts te and identity only.
-            slot_budget: T of a pack instead of the plan's pack_tokens, for layouts that pad more.
+            slot_budget: T of a pack (the most of a variable one) instead of the plan's pack_tokens, for
+                layouts that pad more.
             tp_size: tensor-parallel ranks that split the local tokens again; T must allow it.
             unit: FP8 unit of the local length; T must allow it.
             skip: file of document ids to leave out. None takes the shards' own list.
@@ -145,8 +147,14 @@ class Loader:
         """Return an iterator over whole steps, from a step border on.
 
         Raises:
-            ValueError: inside a step, or later for a micro-batch of more slots than ``max_documents``.
+            ValueError: inside a step, if packs vary in length (``pack_shape: variable``), or later for a
+                micro-batch of more slots than ``max_documents``.
         """
+        if self._source.spec.pack_shape is PackShape.VARIABLE:
+            raise ValueError(
+                "steps() stacks the micro-batches of a step, and this plan has pack_shape=variable: each is "
+                "as long as its packs; iterate over the loader, or plan with --pack-shape fixed"
+            )
         if self._position.micro_batch:
             raise ValueError(
                 f"the loader stands inside step {self._position.step} (micro-batch "

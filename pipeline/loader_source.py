@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ringfeed.pipeline.findings import folder_format
 from ringfeed.pipeline.manifest import describe_difference
 from ringfeed.pipeline.opening import OpenOptions, check_chunk, open_spec
+from ringfeed.pipeline.pack_lengths import PackShape
 from ringfeed.pipeline.plan import Plan
 from ringfeed.pipeline.plan_source import PlanSource
 from ringfeed.pipeline.skip import check_steps, read_skip_list
@@ -120,9 +121,15 @@ def _open_shards(folder: Path, options: SourceOptions) -> ViewSource:
             f"slot_budget={options.slot_budget}, but {folder} holds packs of {spec.pack_slots} slots; leave "
             "it out, run `ringfeed shard` again, or load from the plan"
         )
-    check_chunk(
-        replace(spec, tp_size=options.tp_size, unit=options.unit), packs_per_chunk=options.packs_per_chunk
-    )
+    asked = replace(spec, tp_size=options.tp_size, unit=options.unit)
+    check_chunk(asked, packs_per_chunk=options.packs_per_chunk)
+    cut_to, needed = spec.pack_lengths.multiple, asked.pack_lengths.multiple
+    if spec.pack_shape is PackShape.VARIABLE and cut_to % needed:
+        raise ValueError(
+            f"{folder} holds packs of variable length, multiples of {cut_to}; tp_size={options.tp_size}, "
+            f"unit={options.unit} need multiples of {needed}; run "
+            f"`ringfeed shard` again with --tp {options.tp_size} --unit {options.unit}, or load from the plan"
+        )
     if options.skip is not None:
         _check_same_skip(store, options.skip)
     return store

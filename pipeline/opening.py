@@ -13,13 +13,18 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ringfeed.pipeline.pack_lengths import LengthBuckets, PackLengths, PackShape
+from ringfeed.pipeline.plan_blocks import pack_footprints
+from ringfeed.sharding.padding import footprint
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ringfeed.pipeline.plan import Plan
     from ringfeed.sharding.layouts import Layout
+    from ringfeed.sharding.run_kernels import Int64Array
 
-__all__ = ["OpenOptions", "ViewSpec", "check_chunk", "check_footprints", "open_spec"]
+__all__ = ["OpenOptions", "ViewSpec", "check_chunk", "check_footprints", "count_slots", "open_spec"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,7 +38,7 @@ class OpenOptions:
     """FP8 unit of the local length."""
     packs_per_chunk: int = 1
     slot_budget: int | None = None
-    """T of a pack for the whole run, instead of the plan's ``pack_tokens``."""
+    """T of a pack for the whole run, instead of the plan's ``pack_tokens``; the most of a variable one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,7 +48,7 @@ class ViewSpec:
     layout: Layout
     cp_size: int
     pack_slots: int
-    """T of a pack, the same for the whole run."""
+    """T of a pack, the same for the whole run; of variable packs the most that one may have."""
     multiple: int
     """Every slot is a multiple of this: the layout's document multiple at this cp size."""
     pad_id: int
@@ -54,6 +59,24 @@ class ViewSpec:
     """"restart" | "continue": do positions of a later piece of a document start again at 0?"""
     boundary: str = "next"
     """"next" | "ignore": the last label of a piece whose document goes on."""
+    pack_shape: PackShape = PackShape.FIXED
+    length_buckets: LengthBuckets = LengthBuckets.NONE
+
+    @property
+    def pack_lengths(self) -> PackLengths:
+        """Return the rule for T of each pack, by its footprint at ``multiple``."""
+        return PackLengths(
+            budget=self.pack_slots,
+            multiple=self.layout.chunk_multiple(cp_size=self.cp_size, tp_size=self.tp_size, unit=self.unit),
+            shape=self.pack_shape,
+            buckets=self.length_buckets,
+        )
+
+    def slots_of(self, lengths: Int64Array) -> int:
+        """Return T of the pack whose pieces have ``lengths``, int64 [P]; none gives the all-padding pack."""
+        if self.pack_shape is PackShape.FIXED:
+            return self.pack_slots
+        return self.pack_lengths.of_pack(footprint(lengths, multiple=self.multiple))
 
     def facts(self) -> dict[str, Any]:
         """Return this as JSON-able values; ``from_facts`` is the way back."""
@@ -68,6 +91,8 @@ class ViewSpec:
             "unit": self.unit,
             "positions": self.positions,
             "boundary": self.boundary,
+            "pack_shape": str(self.pack_shape),
+            "length_buckets": str(self.length_buckets),
         }
 
     @classmethod
@@ -81,7 +106,12 @@ class ViewSpec:
 
         layout = make_layout(str(facts["layout"]), **dict(facts["layout_options"]))
         names = ("cp_size", "pack_slots", "multiple", "pad_id", "tp_size", "unit", "positions", "boundary")
-        return cls(layout=layout, **{name: facts[name] for name in names})
+        return cls(
+            layout=layout,
+            pack_shape=PackShape(facts["pack_shape"]),
+            length_buckets=LengthBuckets(facts["length_buckets"]),
+            **{name: facts[name] for name in names},
+        )
 
 
 def open_spec(plan: Plan, options: OpenOptions, *, pad_id: int) -> ViewSpec:
@@ -109,6 +139,8 @@ def open_spec(plan: Plan, options: OpenOptions, *, pad_id: int) -> ViewSpec:
         unit=options.unit,
         positions=plan.recipe.positions,
         boundary=plan.recipe.boundary_label,
+        pack_shape=plan.pack_lengths.shape,
+        length_buckets=plan.pack_lengths.buckets,
     )
     check_chunk(spec, packs_per_chunk=options.packs_per_chunk)
     fits_as_planned = plan.pad_multiple % spec.multiple == 0 and pack_slots >= plan.pack_tokens
@@ -132,10 +164,10 @@ def check_chunk(spec: ViewSpec, *, packs_per_chunk: int = 1) -> None:
             f"packs_per_chunk={packs_per_chunk}: layout {layout.name!r} takes one pack per chunk; "
             "use packs_per_chunk=1, or layout 'te' or 'identity'"
         )
-    whole = layout.chunk_multiple(cp_size=cp_size, tp_size=tp_size, unit=unit)
-    # Layouts apply per pack, so each pack needs the layout's own multiple; the rest binds the chunk.
-    base = layout.base_multiple(cp_size)
-    needed = math.lcm(base, whole // math.gcd(whole, packs_per_chunk))
+    needed = layout.chunk_multiple(cp_size=cp_size, tp_size=tp_size, unit=unit)
+    if spec.pack_shape is PackShape.FIXED:
+        # Layouts apply per pack, so each pack needs the layout's own multiple; the rest binds the chunk.
+        needed = math.lcm(layout.base_multiple(cp_size), needed // math.gcd(needed, packs_per_chunk))
     if spec.pack_slots % needed:
         below = spec.pack_slots // needed * needed
         nearest = [n for n in (below, below + needed) if n > 0]
@@ -144,6 +176,14 @@ def check_chunk(spec: ViewSpec, *, packs_per_chunk: int = 1) -> None:
             f"tp_size={tp_size}, unit={unit}, packs_per_chunk={packs_per_chunk}: they must be a multiple of "
             f"{needed}; nearest valid: {nearest}. Plan again with such --pack-tokens, or pass slot_budget"
         )
+
+
+def count_slots(plan: Plan, spec: ViewSpec) -> int:
+    """Return the slots of all packs together; reads the whole plan where packs vary."""
+    if spec.pack_shape is PackShape.FIXED:
+        return plan.num_packs * spec.pack_slots
+    rule, multiple = spec.pack_lengths, spec.multiple
+    return sum(int(rule.of(pack_footprints(block.rows, multiple=multiple)).sum()) for block in plan.blocks())
 
 
 def check_footprints(plan: Plan, spec: ViewSpec) -> None:

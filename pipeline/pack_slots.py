@@ -54,7 +54,8 @@ def lay_out(pieces: Pieces, *, spec: ViewSpec, skipped: npt.NDArray[np.bool_] | 
     """
     kept = np.ones(len(pieces), dtype=np.bool_) if skipped is None else ~skipped
     real = np.where(kept, pieces.lengths, 0)
-    offsets = slot_offsets(pieces.lengths, multiple=spec.multiple, total=spec.pack_slots, real_lengths=real)
+    total = spec.slots_of(pieces.lengths)
+    offsets = slot_offsets(pieces.lengths, multiple=spec.multiple, total=total, real_lengths=real)
     num_slots = len(offsets.cu_seqlens) - 1
     real_lengths = np.zeros(num_slots, dtype=np.int64)
     real_lengths[: len(pieces)] = real

@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from ringfeed.pipeline.manifest import Manifest, describe_difference, read_manifest
+from ringfeed.pipeline.pack_lengths import LengthBuckets, PackLengths, PackShape
 from ringfeed.pipeline.plan_blocks import FOOTPRINT_MULTIPLES, Block, pack_footprints, read_block
 from ringfeed.pipeline.recipe import Recipe
 from ringfeed.pipeline.step_packs import StepPacks
@@ -95,8 +96,18 @@ class Plan:
 
     @property
     def pack_tokens(self) -> int:
-        """Slot budget of every pack at ``pad_multiple``."""
+        """Slot budget of every pack at ``pad_multiple``: what fixed packs have, and variable ones at most."""
         return self._recipe.pack_tokens
+
+    @property
+    def pack_lengths(self) -> PackLengths:
+        """The rule for T of each pack at the plan's own multiple; a view rounds up at its layout's."""
+        return PackLengths(
+            budget=self.pack_tokens,
+            multiple=self.pad_multiple,
+            shape=PackShape(self._recipe.pack_shape),
+            buckets=LengthBuckets(self._recipe.length_buckets),
+        )
 
     @property
     def pad_multiple(self) -> int:

@@ -10,6 +10,7 @@ documents table, are hashed when they are first touched: opening reads neither.
 from __future__ import annotations
 
 from collections import OrderedDict
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,7 +24,6 @@ from ringfeed.pipeline.thd import thd_from_pieces
 from ringfeed.pipeline.view_kernels import fill_positions, fill_tokens
 from ringfeed.pipeline.view_source import NO_OVERLAY, Overlay, PackView, StepFacts
 from ringfeed.pipeline.views import RankView
-from ringfeed.sharding.padding import slot_lengths
 
 if TYPE_CHECKING:
     import threading
@@ -64,6 +64,7 @@ class PlanSource:
         self._plan = plan
         self._corpora = corpora
         self._step: StepPacks | None = None
+        self._slots = np.empty(0, dtype=np.int64)
         self._checked: OrderedDict[int, None] = OrderedDict()
         self._buffers: _Buffers | None = None
         self.tokens_copied = 0
@@ -113,7 +114,12 @@ class PlanSource:
             skipped = self.overlay.skipped(packs.pieces.documents)
             supervised = supervised - self._supervised_of(packs, skipped)
         return StepFacts(
-            step=step, slates=packs.slates, costs=packs.costs, supervised=supervised, chain=packs.chain
+            step=step,
+            slates=packs.slates,
+            costs=packs.costs,
+            slots=self._slots,
+            supervised=supervised,
+            chain=packs.chain,
         )
 
     def may_empty_a_step(self) -> bool:
@@ -213,21 +219,22 @@ class PlanSource:
     def _step_packs(self, step: int) -> StepPacks:
         if self._step is None or self._step.step != step:
             packs = self._plan.step_packs(step)
-            self._check_budget(packs)
+            self._slots = self._checked_slots(packs)
             self._step = packs
         return self._step
 
-    def _check_budget(self, packs: StepPacks) -> None:
-        """Refuse a step with a pack over the budget, on every rank alike, before any view is made."""
-        slots = slot_lengths(packs.pieces.lengths, multiple=self.spec.multiple)
-        ends = np.concatenate([[0], np.cumsum(slots)])
-        if (np.diff(ends[packs.offsets]) > self.spec.pack_slots).any():
+    def _checked_slots(self, packs: StepPacks) -> Int64Array:
+        """Return T of each pack, int64 [K]; refuse a step with one over the budget, on every rank alike."""
+        footprints = packs.footprints(multiple=self.spec.multiple)
+        if (footprints > self.spec.pack_slots).any():
             check_footprints(self._plan, self.spec)
+        return self.spec.pack_lengths.of(footprints)
 
     def _buffers_for(self, num_local: int) -> _Buffers:
-        if self._buffers is None or len(self._buffers.ids) != num_local:
-            self._buffers = _Buffers(num_local)
-        return self._buffers
+        if self._buffers is None or len(self._buffers.ids) < num_local:
+            self._buffers = _Buffers.of(num_local)
+        # Uneven shares and variable packs have another L in every view.
+        return self._buffers.first(num_local)
 
     def _supervised_of(self, packs: StepPacks, chosen: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
         """Return the supervised tokens of the ``chosen`` pieces (bool [P]) per pack and source, [K, S]."""
@@ -246,14 +253,24 @@ class PlanSource:
         return counts
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class _Buffers:
     """Where one view is made, again and again."""
 
-    def __init__(self, num_local: int) -> None:
-        self.ids = np.empty(num_local, dtype=np.int32)
-        self.labels = np.empty(num_local, dtype=np.int32)
-        self.positions = np.empty(num_local, dtype=np.int32)
-        self.mask = np.empty(num_local, dtype=np.bool_)
+    ids: npt.NDArray[np.int32]
+    labels: npt.NDArray[np.int32]
+    positions: npt.NDArray[np.int32]
+    mask: npt.NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, num_local: int) -> _Buffers:
+        ids, labels, positions = (np.empty(num_local, dtype=np.int32) for _ in range(3))
+        return cls(ids, labels, positions, np.empty(num_local, dtype=np.bool_))
+
+    def first(self, num_local: int) -> _Buffers:
+        """Return the first ``num_local`` entries, over the same memory."""
+        part = slice(num_local)
+        return _Buffers(self.ids[part], self.labels[part], self.positions[part], self.mask[part])
 
     @property
     def nbytes(self) -> int:

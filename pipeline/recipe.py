@@ -35,6 +35,10 @@ class Recipe:
     """All that shaped the steps of a plan (law L9)."""
 
     pack_tokens: int
+    pack_shape: str
+    """``fixed`` or ``variable``."""
+    length_buckets: str
+    """``none`` or ``powers_of_two``."""
     pad_multiple: int
     packs_per_step: int
     slate_size: int

@@ -124,6 +124,8 @@ class FolderFacts:
     steps: npt.NDArray[np.int64]
     slates: npt.NDArray[np.int32]
     costs: npt.NDArray[np.int64]
+    slots: npt.NDArray[np.int64]
+    """int64 [K], T of each pack."""
     supervised: npt.NDArray[np.int64]
     """int64 [K, S]"""
     chains: pa.StringArray
@@ -136,6 +138,7 @@ class FolderFacts:
             steps=np.concatenate([np.full(facts.num_packs, facts.step, dtype=np.int64) for facts in steps]),
             slates=np.concatenate([facts.slates for facts in steps]),
             costs=np.concatenate([facts.costs for facts in steps]),
+            slots=np.concatenate([facts.slots for facts in steps]),
             supervised=np.concatenate([facts.supervised for facts in steps]),
             chains=pa.array([facts.chain for facts in steps for _ in range(facts.num_packs)], pa.string()),
         )
@@ -152,6 +155,7 @@ class FolderFacts:
             step=step,
             slates=self.slates[first:last],
             costs=self.costs[first:last],
+            slots=self.slots[first:last],
             supervised=self.supervised[first:last],
             chain=self.chains[first].as_py(),
         )
@@ -164,6 +168,7 @@ class FolderFacts:
             "pack": packs.astype(np.int64),
             "slate": self.slates,
             "cost": self.costs,
+            "slots": self.slots,
             **{f"supervised_{s}": self.supervised[:, s].copy() for s in range(self.supervised.shape[1])},
         }
         arrays = {name: pa.array(column) for name, column in columns.items()}
@@ -178,6 +183,7 @@ class FolderFacts:
             steps=batch.column("step").to_numpy(),
             slates=batch.column("slate").to_numpy(),
             costs=batch.column("cost").to_numpy(),
+            slots=batch.column("slots").to_numpy(),
             supervised=np.stack([batch.column(name).to_numpy() for name in sources], axis=1),
             chains=batch.column("chain"),
         )

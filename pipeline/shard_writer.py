@@ -17,6 +17,7 @@ import numpy as np
 
 from ringfeed.pipeline.arrow_codec import FORMAT_VERSION, encode_view
 from ringfeed.pipeline.manifest import FileEntry, Manifest, file_entry, fingerprint
+from ringfeed.pipeline.opening import count_slots
 from ringfeed.pipeline.plan import Plan
 from ringfeed.pipeline.plan_source import PlanSource
 from ringfeed.pipeline.shard_files import (
@@ -141,6 +142,7 @@ def shards_manifest(plan: Plan, task: ShardTask, files: Sequence[FileEntry]) -> 
             "num_documents": sum(source.num_documents for source in plan.recipe.sources),
             "overlay": made_from["overlay"],
             "max_slots": plan.largest_num_pieces + 1,
+            "num_slots": count_slots(plan, task.spec),
             "steps_per_folder": task.steps_per_folder,
             "spec": task.spec.facts(),
         },
@@ -183,7 +185,7 @@ class _Cutter:
             chunk.cu_seqlens_padded, cp_size=spec.cp_size, cu_seqlens=chunk.cu_seqlens
         )
         if self._out is not None and [len(part["labels"]) for part in self._out] != [len(m) for m in maps]:
-            # Uneven shares (layout magi) have other lengths in every pack.
+            # Uneven shares (layout magi) and variable packs have other lengths in every pack.
             self._out = None
         self._out = cut_columns({"input_ids": chunk.tokens, "labels": chunk.labels}, maps, out=self._out)
         for part, writer in zip(self._out, writers, strict=True):

@@ -231,6 +231,7 @@ def _share_values(share: StepShare) -> dict[str, Any]:
         "chain": share.chain,
         "supervised": share.supervised.tolist(),
         "packs": share.packs.tolist(),
+        "slots": share.slots.tolist(),
     }
 
 
@@ -240,4 +241,5 @@ def _read_share(values: dict[str, Any]) -> StepShare:
         chain=values["chain"],
         supervised=np.array(values["supervised"], dtype=np.int64),
         packs=np.array(values["packs"], dtype=np.int64),
+        slots=np.array(values["slots"], dtype=np.int64),
     )

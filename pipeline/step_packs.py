@@ -16,6 +16,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from ringfeed.sharding.padding import slot_lengths
+
 __all__ = ["SCHEMA", "PackRows", "Pieces", "StepPacks"]
 
 Int32 = NDArray[np.int32]
@@ -103,6 +105,11 @@ class StepPacks:
     def pack(self, k: int) -> Pieces:
         """Return the pieces of pack ``k``, in slot order."""
         return self.pieces.slice(int(self.offsets[k]), int(self.offsets[k + 1]))
+
+    def footprints(self, *, multiple: int) -> Int64:
+        """Return the tokens that each pack's slots take at ``multiple``: int64 [K]."""
+        ends = np.concatenate([[0], np.cumsum(slot_lengths(self.pieces.lengths, multiple=multiple))])
+        return np.diff(ends[self.offsets])
 
     def to_table(self) -> pa.Table:
         """Return one row per pack, as ``SCHEMA`` says. The chain value is no column and is left out."""

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import xxhash
 
-from ringfeed.pipeline.ranks import assign_packs
+from ringfeed.pipeline.ranks import MISSING, assign_packs
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from ringfeed.pipeline.opening import ViewSpec
     from ringfeed.pipeline.ranks import RankPlace
     from ringfeed.pipeline.view_source import StepFacts
 
@@ -37,6 +38,8 @@ class StepShare:
     """int64 [S], supervised tokens of the whole step per source corpus."""
     packs: npt.NDArray[np.int64]
     """int64 [M, packs_per_chunk], packs of each of this rank's micro-batches; ``ranks.MISSING`` for none."""
+    slots: npt.NDArray[np.int64]
+    """int64 [M, packs_per_chunk], T of each of these packs, also of one that is missing."""
 
     def digest(self, overlay_digest: str) -> int:
         """Return xxh3_64 over chain value, overlay digest and this rank's packs: ``BatchInfo.step_digest``.
@@ -58,6 +61,9 @@ class _StepShape(Protocol):
     @property
     def slate_size(self) -> int: ...
 
+    @property
+    def spec(self) -> ViewSpec: ...
+
 
 def deal_step(facts: StepFacts, shape: _StepShape, place: RankPlace) -> StepShare:
     """Return the share that ``place`` has of a step (its cp rank does not matter).
@@ -73,9 +79,12 @@ def deal_step(facts: StepFacts, shape: _StepShape, place: RankPlace) -> StepShar
         dp_size=place.dp_size,
         packs_per_chunk=place.packs_per_chunk,
     )
+    packs = table[:, place.dp_rank]
+    padding = shape.spec.pack_lengths.padding
     return StepShare(
         step=facts.step,
         chain=facts.chain,
         supervised=facts.supervised.sum(axis=0),
-        packs=table[:, place.dp_rank],
+        packs=packs,
+        slots=np.where(packs == MISSING, padding, facts.slots[packs]),
     )

@@ -69,7 +69,7 @@ def thd_from_pieces(
     slots = lay_out(pieces, spec=spec, skipped=skipped)
     found = corpora.piece_tokens(pieces.documents, pieces.starts, pieces.lengths)
     table = token_table(pieces, slots, tokens=found, boundary=spec.boundary)
-    total = spec.pack_slots
+    total = int(slots.cu_seqlens_padded[-1])
     # Read-only like the runs of an index map: numba compiles the kernels once for both.
     everything = np.array([[0, total]], dtype=np.int64)
     everything.flags.writeable = False

@@ -134,9 +134,9 @@ class _StepCheck:
                 yield self._finding(packs_file, "has other slates, costs or chain than the plan")
         for pack in range(facts.num_packs):
             supervised = int(facts.supervised[pack].sum())
-            yield from self._check_pack(pack, supervised)
+            yield from self._check_pack(pack, supervised, int(facts.slots[pack]))
 
-    def _check_pack(self, pack: int, supervised: int) -> Iterator[Finding]:
+    def _check_pack(self, pack: int, supervised: int, slots: int) -> Iterator[Finding]:
         spec = self._store.spec
         # Copied: the next call may overwrite what this one gave.
         ranks = [
@@ -154,6 +154,10 @@ class _StepCheck:
         maps = spec.layout.index_maps(
             first.view.cu_seqlens_padded, cp_size=spec.cp_size, cu_seqlens=first.view.cu_seqlens
         )
+        found = int(first.view.cu_seqlens_padded[-1])
+        if found != slots:
+            problem = f"pack {pack} has {found} slots, its facts say {slots}"
+            yield self._finding(packs_name(self._index), problem)
         yield from self._check_tiling(pack, maps, ranks, supervised)
         if self._corpora is not None:
             yield from self._check_tokens(pack, maps, ranks, self._corpora)

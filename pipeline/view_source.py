@@ -61,6 +61,8 @@ class StepFacts:
     """int32 [K], slate of each pack within the step."""
     costs: npt.NDArray[np.int64]
     """int64 [K], as planned: an overlay does not move packs between ranks."""
+    slots: npt.NDArray[np.int64]
+    """int64 [K], T of each pack."""
     supervised: npt.NDArray[np.int64]
     """int64 [K, S], supervised tokens of each pack and source corpus, after the overlay."""
     chain: str

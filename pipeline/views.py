@@ -173,13 +173,19 @@ def cut_chunk(chunk: ThdChunk, *, layout: Layout, cp_size: int) -> list[RankView
     ]
 
 
-def padding_view(spec: ViewSpec, *, cp_rank: int) -> RankView:
+def padding_view(spec: ViewSpec, *, cp_rank: int, num_slots: int | None = None) -> RankView:
     """Return what ``cp_rank`` has of the all-padding pack, which stands where a step has no pack.
+
+    Args:
+        spec: of the run.
+        cp_rank: which share.
+        num_slots: T in place of the smallest that the run has.
 
     Raises:
         ValueError: if there is no such rank.
     """
-    offsets = slot_offsets([], multiple=spec.multiple, total=spec.pack_slots)
+    total = spec.pack_lengths.padding if num_slots is None else num_slots
+    offsets = slot_offsets([], multiple=spec.multiple, total=total)
     index_map = spec.layout.index_map(
         offsets.cu_seqlens_padded, cp_size=spec.cp_size, cp_rank=cp_rank, cu_seqlens=offsets.cu_seqlens
     )

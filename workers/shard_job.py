@@ -105,7 +105,7 @@ def run_shard(config: ShardConfig, *, progress: Progress) -> ShardReport:
         num_steps=plan.num_steps,
         num_folders=total,
         num_folders_written=written,
-        tokens=plan.num_packs * task.spec.pack_slots,
+        tokens=int(manifest.facts["num_slots"]),
         bytes=sum(entry.bytes for entry in manifest.files),
         seconds=time.monotonic() - started,
     )
@@ -159,7 +159,7 @@ class _Job:
     """Indices of folders."""
 
     def num_slots(self, index: int) -> int:
-        """Return the slots of folder ``index``, as if no step had fewer packs than the others."""
+        """Return the slots of folder ``index`` at most, as if every step and every pack were full."""
         steps = self.task.steps_per_folder
         num_steps = min(steps, self.plan.num_steps - index * steps)
         return num_steps * self.plan.packs_per_step * self.task.spec.pack_slots

@@ -10,6 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TypeVar
 
+from ringfeed.pipeline.pack_lengths import LengthBuckets, PackLengths, PackShape
 from ringfeed.pipeline.planner.cost import DEFAULT_COST_MODEL, CostModel, check_costs
 from ringfeed.pipeline.supervision import BOUNDARY_LABELS
 
@@ -75,6 +76,10 @@ class PlanOptions:
     pack_tokens: int
     """Slots in a pack, padding included; a multiple of ``document_multiple``."""
     packs_per_step: int
+    pack_shape: PackShape = PackShape.FIXED
+    """``variable``: a pack is as long as its own footprint rounded up, ``pack_tokens`` at most."""
+    length_buckets: LengthBuckets = LengthBuckets.NONE
+    """Few lengths for variable packs."""
     max_cp: int | None = None
     """The largest cp that the plan is meant for: every piece is padded to 2 * max_cp."""
     pad_multiple: int | None = None
@@ -97,6 +102,9 @@ class PlanOptions:
     def __post_init__(self) -> None:
         object.__setattr__(self, "balance", _choose(Balance, "balance", self.balance))
         object.__setattr__(self, "overflow", _choose(Overflow, "overflow", self.overflow))
+        object.__setattr__(self, "pack_shape", _choose(PackShape, "pack_shape", self.pack_shape))
+        buckets = _choose(LengthBuckets, "length_buckets", self.length_buckets)
+        object.__setattr__(self, "length_buckets", buckets)
         _check_word("positions", self.positions, ("restart", "continue"))
         _check_word("boundary_label", self.boundary_label, BOUNDARY_LABELS)
         if bool(self.corpora) == (self.lengths is not None):
@@ -108,6 +116,7 @@ class PlanOptions:
         if self.seed is not None and not 0 <= self.seed <= _LARGEST_SEED:
             raise ValueError(f"seed={self.seed} is not between 0 and {_LARGEST_SEED}")
         self._check_multiple()
+        self.pack_lengths.check_budget("pack_tokens")
         self._check_slates()
         check_costs(self.cost_model, pack_tokens=self.pack_tokens, packs_per_step=self.packs_per_step)
 
@@ -117,6 +126,16 @@ class PlanOptions:
         if self.max_cp is not None:
             return 2 * self.max_cp
         return self.pad_multiple or 1
+
+    @property
+    def pack_lengths(self) -> PackLengths:
+        """Return the rule for how many slots each pack has."""
+        return PackLengths(
+            budget=self.pack_tokens,
+            multiple=self.document_multiple,
+            shape=self.pack_shape,
+            buckets=self.length_buckets,
+        )
 
     @property
     def packs_per_slate(self) -> int:

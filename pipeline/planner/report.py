@@ -22,6 +22,7 @@ from ringfeed.pipeline.plan_blocks import BlockFacts, read_columns
 from ringfeed.pipeline.planner.balance import Balance, BalanceMeter
 from ringfeed.pipeline.planner.options import PlanOptions
 from ringfeed.pipeline.planner.tally import BlockTally
+from ringfeed.sharding.padding import slot_lengths
 
 __all__ = ["PlanReport", "measure_plan"]
 
@@ -101,24 +102,23 @@ def measure_plan(
     size = sum(entry.bytes for entry in entries)
     settled = None
     if num_settled > 0:
-        tokens = tally.tokens - _tokens_from(folder, entries, facts, num_settled)
+        late_tokens, late_room = _tokens_from(folder, entries, facts, num_settled, options)
         settled = {
-            "fill": tokens / (num_settled * options.packs_per_step * options.pack_tokens),
+            "fill": (tally.tokens - late_tokens) / (tally.room - late_room),
             **_figures(meter.balance(num_steps=num_settled)),
         }
-    slots = tally.packs * options.pack_tokens
     return PlanReport(
         balance=str(options.strategy),
         steps=num_steps,
         packs=tally.packs,
         pieces=tally.pieces,
         tokens=tally.tokens,
-        fill=tally.tokens / slots,
+        fill=tally.tokens / tally.room,
         pad_multiple=options.document_multiple,
         slot_padding=tally.slots - tally.tokens,
-        tail_padding=slots - tally.slots,
-        slot_waste=(tally.slots - tally.tokens) / slots,
-        tail_waste=(slots - tally.slots) / slots,
+        tail_padding=tally.room - tally.slots,
+        slot_waste=(tally.slots - tally.tokens) / tally.room,
+        tail_waste=(tally.room - tally.slots) / tally.room,
         **_figures(meter.balance()),
         displacement_mean=tally.displacement / tally.pieces,
         displacement_max=tally.displacement_max,
@@ -144,9 +144,11 @@ def _figures(balance: Balance) -> dict[str, float]:
     }
 
 
-def _tokens_from(folder: Path, entries: Sequence[FileEntry], facts: Sequence[BlockFacts], step: int) -> int:
-    """Return the real tokens in ``step`` and the steps after it."""
-    tokens = 0
+def _tokens_from(
+    folder: Path, entries: Sequence[FileEntry], facts: Sequence[BlockFacts], step: int, options: PlanOptions
+) -> tuple[int, int]:
+    """Return the real tokens in ``step`` and the steps after it, and the slots of their packs."""
+    tokens = room = 0
     for entry, block in zip(entries, facts, strict=True):
         if block.first_step + block.num_steps <= step:
             continue
@@ -154,5 +156,10 @@ def _tokens_from(folder: Path, entries: Sequence[FileEntry], facts: Sequence[Blo
         rows: pa.ChunkedArray = table.column("lengths").filter(
             pa.array(table.column("step").to_numpy() >= step)
         )
-        tokens += int(rows.combine_chunks().flatten().to_numpy().sum())
-    return tokens
+        lists = rows.combine_chunks()
+        lengths = lists.flatten().to_numpy()
+        tokens += int(lengths.sum())
+        ends = np.cumsum([0, *lists.value_lengths().to_numpy()])
+        slots = slot_lengths(lengths, multiple=options.document_multiple)
+        room += int(options.pack_lengths.of(np.add.reduceat(slots, ends[:-1])).sum())
+    return tokens, room

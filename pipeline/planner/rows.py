@@ -51,6 +51,7 @@ def window_rows(window: Window, documents: DocumentTable, options: PlanOptions) 
         pieces=np.diff(first_pieces),
         tokens=_sums(pieces.lengths, first_pieces),
         slots=_sums(packing.packed.slots, first_pieces),
+        room=_sums(options.pack_lengths.of(_sums(packing.packed.slots, offsets)), window.first_packs),
         split=_sums(((pieces.starts == 0) & (pieces.lengths < kept)).astype(np.int64), first_pieces),
         displacement=_sums(late, first_pieces),
         displacement_max=np.maximum.reduceat(late, first_pieces[:-1]) if num_packs else late,

@@ -69,6 +69,8 @@ def run_plan(options: PlanOptions, *, progress: Progress | None = None) -> PlanR
 def _recipe(options: PlanOptions, documents: DocumentTable) -> Recipe:
     return Recipe(
         pack_tokens=options.pack_tokens,
+        pack_shape=str(options.pack_shape),
+        length_buckets=str(options.length_buckets),
         pad_multiple=options.document_multiple,
         packs_per_step=options.packs_per_step,
         slate_size=options.packs_per_slate,

@@ -32,6 +32,8 @@ class StepTally:
     """Real tokens."""
     slots: Int64
     """Slots taken by pieces, their padding included."""
+    room: Int64
+    """Slots of packs at the plan's multiple, their tails included."""
     split: Int64
     """Documents whose first piece is not all that is kept of them."""
     displacement: Int64
@@ -49,6 +51,7 @@ class BlockTally:
     pieces: int = 0
     tokens: int = 0
     slots: int = 0
+    room: int = 0
     split: int = 0
     displacement: int = 0
     displacement_max: int = 0

@@ -33,6 +33,7 @@ from ringfeed.sharding.layouts import make_layout
 
 LAYOUTS = ["te", "head_tail", "contiguous", "whole_document", "magi", "identity"]
 PAD = 7
+BUCKETS = {"pack_shape": "variable", "length_buckets": "powers_of_two"}
 
 
 @st.composite
@@ -48,6 +49,7 @@ def runs(draw):
         "seed": draw(st.sampled_from([None, 3])),
         "positions": draw(st.sampled_from(["restart", "continue"])),
         "boundary_label": draw(st.sampled_from(["next", "ignore"])),
+        "shape": draw(st.sampled_from([{}, {"pack_shape": "variable"}, BUCKETS])),
         "skipped": draw(st.lists(st.integers(0, len(lengths) - 1), max_size=3)),
     }
 
@@ -63,12 +65,14 @@ def test_plan_and_files_give_the_same_right_bytes(layout, run, cp_size):
         for step in range(plan.num_steps):
             facts, same = in_process.step_facts(step), files.step_facts(step)
             assert (facts.chain, in_process.chain(step)) == (same.chain, files.chain(step))
-            for name in ("slates", "costs", "supervised"):
+            for name in ("slates", "costs", "slots", "supervised"):
                 assert getattr(facts, name).tolist() == getattr(same, name).tolist()
             supervised = 0
             for pack in [*range(facts.num_packs), None]:
                 pieces, views = same_views(in_process, files, step, pack, cp_size)
                 supervised += check_pack(pieces, views, run, in_process.spec)
+                if pack is not None:
+                    assert int(views[0]["cu_seqlens_padded"][-1]) == facts.slots[pack]
             assert supervised == int(facts.supervised.sum())
         in_process.close()
         files.close()
@@ -95,6 +99,7 @@ def make_plan(folder, run):
         max_cp=4,
         window=2,
         **{key: run[key] for key in ("balance", "seed", "positions", "boundary_label")},
+        **run["shape"],
     )
     try:
         run_plan(options)
@@ -146,13 +151,15 @@ def check_pack(pieces, views, run, spec):
     names = ("input_ids", "labels", "position_ids", "padding_mask")
     whole = {name: merge(maps, [view[name] for view in views]).tolist() for name in names}
     expected, documents = reference_pack(pieces, run, spec.layout.length_multiple(spec.cp_size))
+    total = reference_length(len(expected), run["shape"], spec.layout.chunk_multiple(cp_size=spec.cp_size))
+    expected += [(PAD, -100, 0, True)] * (total - len(expected))
     assert list(zip(*(whole[name] for name in names), strict=True)) == expected
     assert first["documents"].tolist() == documents
     return sum(label != -100 for _, label, _, _ in expected)
 
 
 def reference_pack(pieces, run, multiple):
-    """Return (id, label, position, is padding) of each of the pack's 64 tokens, and the document ids."""
+    """Return (id, label, position, is padding) of each token in the pack's slots, and the document ids."""
     tokens, documents = [], []
     for document, start, length in zip(
         pieces.documents.tolist(), pieces.starts.tolist(), pieces.lengths.tolist(), strict=True
@@ -169,4 +176,12 @@ def reference_pack(pieces, run, multiple):
         else:
             documents.append(document)
         tokens += [(PAD, -100, 0, True)] * (-length % multiple)
-    return tokens + [(PAD, -100, 0, True)] * (64 - len(tokens)), documents
+    return tokens, documents
+
+
+def reference_length(footprint, shape, multiple):
+    """Return T: the whole 64 slots, or the first length that holds the pack and can be split."""
+    if not shape:
+        return 64
+    wanted = [1, 2, 4, 8, 16, 32, 64] if shape == BUCKETS else range(1, 65)
+    return next(t for t in wanted if t >= footprint and t % multiple == 0)

@@ -1,8 +1,16 @@
 """When a layout may open a plan, and what a refusal says."""
 
+import numpy as np
 import pytest
 
-from ringfeed.pipeline.opening import OpenOptions, ViewSpec, check_chunk, check_footprints, open_spec
+from ringfeed.pipeline.opening import (
+    OpenOptions,
+    ViewSpec,
+    check_chunk,
+    check_footprints,
+    count_slots,
+    open_spec,
+)
 from ringfeed.sharding.layouts import make_layout
 
 
@@ -108,9 +116,54 @@ def test_sizes_below_one_are_refused_by_name(plan, field):
         opened(plan, **{field: 0})
 
 
+@pytest.fixture(scope="module")
+def variable_plan(make_plan):
+    return make_plan(pack_shape="variable", length_buckets="powers_of_two")
+
+
+def test_a_variable_pack_is_rounded_up_to_what_the_run_can_split(make_plan):
+    plan = make_plan(pack_shape="variable")
+
+    assert [opened(plan).slots_of(np.array(n)) for n in ([3, 5], [7], [64], [])] == [12, 8, 64, 4]
+    assert [opened(plan, unit=8).slots_of(np.array(n)) for n in ([3, 5], [17], [])] == [16, 32, 16]
+
+
+def test_the_budget_must_be_a_length_that_the_run_can_split(variable_plan):
+    with pytest.raises(ValueError, match=r"multiple of 12; nearest valid: \[60, 72\]"):
+        opened(variable_plan, tp_size=3)
+    assert opened(variable_plan, tp_size=3, slot_budget=72).slots_of(np.array([33])) == 72
+
+
+def test_each_variable_pack_of_a_chunk_must_be_splittable(variable_plan):
+    # Two fixed packs of 64 make a chunk of 128; two variable ones may be 64 and 32.
+    with pytest.raises(ValueError, match="multiple of 128"):
+        opened(variable_plan, unit=16, tp_size=4, packs_per_chunk=2)
+
+
+def test_variable_packs_over_the_budget_are_refused_too(variable_plan):
+    largest = footprint(variable_plan, 16)
+    with pytest.raises(ValueError, match=f"enough is {largest}"):
+        opened(variable_plan, cp_size=8)
+    assert opened(variable_plan, cp_size=8, slot_budget=largest).pack_slots == largest
+
+
+def test_slots_of_all_packs_are_counted(plan, variable_plan):
+    spec = opened(variable_plan, layout="head_tail", cp_size=3, slot_budget=66)
+    expected = 0
+    for step in range(variable_plan.num_steps):
+        for pack in variable_plan.step(step)["lengths"].to_pylist():
+            power = next(2**i for i in range(7) if 2**i >= sum(pack))
+            expected += min(-(-power // 6) * 6, 66)
+
+    assert count_slots(variable_plan, spec) == expected
+    assert count_slots(plan, opened(plan)) == plan.num_packs * 64
+
+
 @pytest.mark.parametrize("layout", [make_layout("te"), make_layout("whole_document", threshold=32)])
-def test_a_spec_comes_back_from_its_facts(plan, layout):
-    spec = open_spec(plan, OpenOptions(layout=layout, cp_size=2, unit=2), pad_id=9)
+@pytest.mark.parametrize("shape", ["fixed", "variable"])
+def test_a_spec_comes_back_from_its_facts(plan, variable_plan, layout, shape):
+    chosen = plan if shape == "fixed" else variable_plan
+    spec = open_spec(chosen, OpenOptions(layout=layout, cp_size=2, unit=2), pad_id=9)
 
     again = ViewSpec.from_facts(spec.facts())
     assert again == spec

@@ -1,0 +1,106 @@
+"""How many slots a pack has: one number for a run, or each pack's own footprint rounded up.
+
+In:   footprints of packs (``sharding/padding.py``), the budget of a plan or a run
+Out:  T of each pack (``pipeline/opening.py`` for views, ``pipeline/planner/`` for the report)
+
+A plan knows footprints at its own multiple, a view at its layout's: both round up by this rule.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from ringfeed.sharding.run_kernels import Int64Array
+
+__all__ = ["LengthBuckets", "PackLengths", "PackShape"]
+
+
+class PackShape(StrEnum):
+    """Whether all packs of a run have the same T."""
+
+    FIXED = "fixed"
+    """All have the budget."""
+    VARIABLE = "variable"
+    """Each has its own footprint rounded up, and the budget at most."""
+
+
+class LengthBuckets(StrEnum):
+    """Which T variable packs may have, so that compiled kernels and CUDA graphs see few shapes."""
+
+    NONE = "none"
+    """Any multiple that the layout can split."""
+    POWERS_OF_TWO = "powers_of_two"
+    """Powers of two; where the layout cannot split one, the next multiple that it can."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackLengths:
+    """The rule for T.
+
+    Raises:
+        ValueError: if buckets are asked for packs of one length.
+    """
+
+    budget: int
+    """Slots of a fixed pack, and the most of a variable one; a multiple of ``multiple``."""
+    multiple: int
+    """What a variable T is a multiple of."""
+    shape: PackShape = PackShape.FIXED
+    buckets: LengthBuckets = LengthBuckets.NONE
+
+    def __post_init__(self) -> None:
+        if self.shape is PackShape.FIXED and self.buckets is not LengthBuckets.NONE:
+            raise ValueError(
+                f"length_buckets={str(self.buckets)!r} has nothing to do with packs of one length; "
+                "use pack_shape=variable, or leave it out"
+            )
+
+    def check_budget(self, field: str) -> None:
+        """Refuse a budget that is no bucket: full packs would have a length of their own.
+
+        Args:
+            field: what the user calls the budget.
+
+        Raises:
+            ValueError: with the nearest budgets that would do.
+        """
+        if self.buckets is not LengthBuckets.POWERS_OF_TWO or self.budget & (self.budget - 1) == 0:
+            return
+        below = 1 << (self.budget.bit_length() - 1)
+        raise ValueError(
+            f"{field}={self.budget} is no power of two, so length_buckets={str(self.buckets)!r} has none "
+            f"for a full pack; nearest valid: {[below, 2 * below]}"
+        )
+
+    @property
+    def padding(self) -> int:
+        """Return T of the all-padding pack: the smallest there is."""
+        return self.of_pack(0)
+
+    def of_pack(self, footprint: int) -> int:
+        """Return T of one pack."""
+        if self.shape is PackShape.FIXED:
+            return self.budget
+        return int(self.of(np.array([footprint], dtype=np.int64))[0])
+
+    def of(self, footprints: npt.NDArray[np.int64]) -> Int64Array:
+        """Return T of each pack: footprints int64 [K], 0 for an all-padding pack -> int64 [K].
+
+        A footprint beyond the budget, which a pack that is laid out refuses, gives the budget.
+        """
+        if self.shape is PackShape.FIXED:
+            return np.full_like(footprints, self.budget)
+        wanted = np.maximum(footprints, 1)
+        if self.buckets is LengthBuckets.POWERS_OF_TWO:
+            # Exact: x - 1 = f * 2^e with 0.5 <= f < 1, so 2^e is the first power of at least x.
+            _, exponents = np.frexp((wanted - 1).astype(np.float64))
+            wanted = np.left_shift(np.int64(1), exponents.astype(np.int64))
+        rounded: Int64Array = -(-wanted // self.multiple) * self.multiple
+        return np.minimum(rounded, np.int64(self.budget))
