@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from ringfeed.pipeline.batch import Batch, BatchInfo
 
-__all__ = ["PadsChoice", "attention_kwargs"]
+__all__ = ["PadsChoice", "attention_kwargs", "backends_for_packs"]
 
 _PADS = ("attend", "exact")
 
@@ -69,6 +69,8 @@ class _Backend:
     """Layouts that fit at every cp size; None: all."""
     any_layout_at_cp_1: bool = False
     """Whether all layouts fit where there is one rank, whose order is the chunk's."""
+    max_documents: int | None = None
+    """Real documents that one chunk may hold; None: any number."""
 
     @classmethod
     def without_choice(
@@ -77,8 +79,14 @@ class _Backend:
         layouts: tuple[str, ...] | None,
         *,
         any_layout_at_cp_1: bool = False,
+        max_documents: int | None = None,
     ) -> _Backend:
-        return cls(by_pads={"attend": make}, layouts=layouts, any_layout_at_cp_1=any_layout_at_cp_1)
+        return cls(
+            by_pads={"attend": make},
+            layouts=layouts,
+            any_layout_at_cp_1=any_layout_at_cp_1,
+            max_documents=max_documents,
+        )
 
     def fits(self, layout: str, cp_size: int) -> bool:
         is_free = self.layouts is None or (cp_size == 1 and self.any_layout_at_cp_1)
@@ -92,6 +100,15 @@ class _Backend:
         named = " or ".join(repr(layout) for layout in self.layouts)
         options = [f"layout {named}"] if named else []
         return ", or ".join([*options, *["cp 1 with any layout"] * self.any_layout_at_cp_1])
+
+
+def backends_for_packs(layout: str, *, cp_size: int) -> list[str]:
+    """Return the backends that take packs of many documents in ``layout`` at ``cp_size``."""
+    return [
+        name
+        for name, backend in _BACKENDS.items()
+        if backend.fits(layout, cp_size) and backend.max_documents is None
+    ]
 
 
 def attention_kwargs(batch: Batch, backend: str, *, pads: str) -> dict[str, Any]:
@@ -140,5 +157,7 @@ _BACKENDS = {
     "flex-cp": _Backend.without_choice(masks.flex_cp, ("head_tail", "contiguous", "ptrr")),
     "ring-flash": _Backend.without_choice(varlen.ring_flash, ("te",), any_layout_at_cp_1=True),
     "magi": _Backend.without_choice(masks.magi, ("magi",)),
-    "torch-cp": _Backend.without_choice(masks.torch_cp, ("head_tail",), any_layout_at_cp_1=True),
+    "torch-cp": _Backend.without_choice(
+        masks.torch_cp, ("head_tail",), any_layout_at_cp_1=True, max_documents=1
+    ),
 }

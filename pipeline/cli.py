@@ -131,6 +131,9 @@ def plan(
     ] = None,
     max_cp: Annotated[int | None, number("largest cp: documents are padded to 2 * N")] = None,
     pad_multiple: Annotated[int | None, number("or: the multiple documents are padded to")] = None,
+    chunk_multiple: Annotated[
+        int | None, number("refuse packs that cp, tp and FP8 could not share out  [default: 1]")
+    ] = None,
     lengths: Annotated[
         Path | None, typer.Option(metavar="FILE.npy", help="plan these lengths, without a corpus")
     ] = None,
@@ -163,6 +166,11 @@ def plan(
         str | None, typer.Option(metavar="7b|70b|tokens|MODEL", help="cost of a document  [default: 7b]")
     ] = None,
     report: Annotated[bool | None, typer.Option("--report", help="measure fill and balance")] = None,
+    report_dp: Annotated[str | None, typer.Option(metavar="N,N", help="measure these dp sizes, too")] = None,
+    report_cost_model: Annotated[
+        list[str] | None, typer.Option(metavar="MODEL", help="measure by this cost model, too")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="draw the plan")] = None,
     config: ConfigFile = None,
     as_json: Json = False,
 ) -> int:
@@ -208,6 +216,12 @@ def inspect(
         Path | None, typer.Argument(metavar="PATH", help="a corpus, plan or shards folder")
     ] = None,
     step: Annotated[int | None, number("also show this step, pack by pack")] = None,
+    report: Annotated[bool | None, typer.Option("--report", help="measure a plan")] = None,
+    report_dp: Annotated[str | None, typer.Option(metavar="N,N", help="measure these dp sizes, too")] = None,
+    report_cost_model: Annotated[
+        list[str] | None, typer.Option(metavar="MODEL", help="measure by this cost model, too")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="draw the plan")] = None,
     config: ConfigFile = None,
     as_json: Json = False,
 ) -> int:

@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any
 from ringfeed.pipeline.console import DONE, FAILED, Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from ringfeed.pipeline.config import FitCostConfig, IngestConfig, InspectConfig, PlanConfig, VerifyConfig
     from ringfeed.pipeline.findings import VerifyReport
     from ringfeed.pipeline.progress import Progress
@@ -40,9 +38,15 @@ def plan(config: PlanConfig, progress: Progress) -> Outcome:
     """Make a plan."""
     from ringfeed.pipeline.pack_lengths import PackShape
     from ringfeed.pipeline.plan import Plan
+    from ringfeed.pipeline.plan_report import make_report
+    from ringfeed.pipeline.planner.advice import padding_advice
     from ringfeed.pipeline.planner.run import run_plan
 
-    report = run_plan(config.to_options(), progress=progress).as_dict()
+    options = config.to_options()
+    planned = run_plan(options, progress=progress)
+    report, advice = planned.as_dict(), padding_advice(planned)
+    for sentence in advice:
+        progress.log(sentence)
     made = Plan.open(config.output)
     facts: dict[str, Any] = {
         "output": str(config.output),
@@ -56,9 +60,11 @@ def plan(config: PlanConfig, progress: Progress) -> Outcome:
         f"{made.pack_tokens:,} slots, fill {report['fill']:.4f}; {report['empty']:,} documents empty, "
         f"{report['split']:,} split, {report['truncated']:,} truncated, {report['dropped']:,} dropped"
     )
-    if config.report:
-        facts |= report
-        text += "\n" + _table(report)
+    facts["advice"] = advice
+    if config.wants_report:
+        more, measured = make_report(made, config, planned_by=options.cost_model)
+        facts |= measured
+        text += "\n" + more
     return Outcome(text=text, facts=facts)
 
 
@@ -115,10 +121,18 @@ def verify(config: VerifyConfig, progress: Progress) -> Outcome:
 def inspect(config: InspectConfig, progress: Progress) -> Outcome:
     """Describe a folder."""
     from ringfeed.pipeline.inspect import describe
+    from ringfeed.pipeline.plan import Plan
+    from ringfeed.pipeline.plan_report import make_report
 
     del progress
     description = describe(config.path, step=config.step)
-    return Outcome(text=description.text, facts=description.facts)
+    text, facts = description.text, dict(description.facts)
+    if config.wants_report:
+        if facts["kind"] != "plan":
+            raise ValueError(f"{config.path} is a {facts['kind']}; --report is for a plan")
+        more, facts["report"] = make_report(Plan.open(config.path), config)
+        text += "\nreport\n" + more
+    return Outcome(text=text, facts=facts)
 
 
 def _verify_text(report: VerifyReport) -> str:
@@ -128,14 +142,3 @@ def _verify_text(report: VerifyReport) -> str:
     plural = "" if len(report.findings) == 1 else "s"
     verdict = f"{len(report.findings)} fault{plural}" if report.findings else "ok"
     return "\n".join([*lines, f"{report.path} ({report.kind}): {verdict}; checked {counted}"])
-
-
-def _table(values: Mapping[str, Any]) -> str:
-    width = max(map(len, values))
-    return "\n".join(f"  {name:<{width}}  {_cell(value)}" for name, value in values.items())
-
-
-def _cell(value: object) -> str:
-    if isinstance(value, float):
-        return f"{value:.4f}"
-    return f"{value:,}" if isinstance(value, int) else str(value)

@@ -12,13 +12,14 @@ from __future__ import annotations
 from pathlib import Path  # noqa: TC003  (pydantic needs it at run time)
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from ringfeed.pipeline.ingest_options import IngestOptions
 from ringfeed.pipeline.pack_lengths import LengthBuckets, PackShape
 from ringfeed.pipeline.planner.cost import cost_model_of
 from ringfeed.pipeline.planner.cost_fit import Basis
 from ringfeed.pipeline.planner.options import Balance, Overflow, PlanOptions
+from ringfeed.pipeline.ranks import num_micro_batches
 from ringfeed.pipeline.sources.encoding import EncodingErrors
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "IngestConfig",
     "InspectConfig",
     "PlanConfig",
+    "ReportConfig",
     "ShardConfig",
     "VerifyConfig",
 ]
@@ -92,7 +94,41 @@ class IngestConfig(CommandConfig):
         return self
 
 
-class PlanConfig(CommandConfig):
+class ReportConfig(CommandConfig):
+    """What the commands that report on a plan share."""
+
+    report: Flag = Field(default=False, description="measure fill and balance, beside what is possible")
+    report_dp: tuple[Count, ...] = Field((), description="dp sizes to measure, beside the plan's own")
+    report_cost_model: tuple[Text, ...] = Field(
+        (), description="cost models to measure by, beside the plan's own"
+    )
+    plot: Path | None = Field(None, description="a picture of the plan: a .png, .svg or .pdf file")
+
+    @property
+    def wants_report(self) -> bool:
+        """Is there anything to measure?"""
+        return bool(self.report or self.report_dp or self.report_cost_model or self.plot)
+
+    @field_validator("report_dp", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        if not isinstance(value, str):
+            return value
+        # What is no number stays as it is, and is refused as such.
+        return [int(part) if part.strip().isdecimal() else part for part in value.split(",")]
+
+    @model_validator(mode="after")
+    def _check_report(self) -> Self:
+        for spec in self.report_cost_model:
+            cost_model_of(spec)
+        if self.plot is not None:
+            from ringfeed.pipeline.planner.plot import check_plot
+
+            check_plot(self.plot)
+        return self
+
+
+class PlanConfig(ReportConfig):
     """``ringfeed plan``: a corpus's lengths into steps of packs."""
 
     arguments = {"corpora": "CORPUS...", "output": "-o PLAN"}
@@ -113,6 +149,7 @@ class PlanConfig(CommandConfig):
     )
     max_cp: Count | None = Field(None, description="the largest cp; documents are padded to 2 * max_cp")
     pad_multiple: Count | None = Field(None, description="the multiple that documents are padded to")
+    chunk_multiple: Count = Field(1, description="what pack_tokens must be a multiple of: cp * tp * unit")
     balance: Balance = Field(Balance.WORK, description="how packs are filled")
     window: Count = Field(16, description="steps that are packed together")
     slate_size: Count | None = Field(None, description="packs in a slate: the dp it is meant for")
@@ -126,16 +163,17 @@ class PlanConfig(CommandConfig):
         "next", description="the last label of a piece whose document goes on"
     )
     cost_model: Text = Field("7b", description="what a document costs: 7b, 70b, tokens, or a model")
-    report: Flag = Field(default=False, description="measure fill and balance of the plan")
 
     def to_options(self) -> PlanOptions:
         """Return what the planner takes; it has the rules between fields."""
-        given = {name: value for name, value in self if name != "report"}
+        given = {name: value for name, value in self if name not in ReportConfig.model_fields}
         return PlanOptions(**{**given, "cost_model": cost_model_of(self.cost_model)})
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        self.to_options()
+        options = self.to_options()
+        for dp_size in self.report_dp:
+            num_micro_batches(packs_per_step=options.packs_per_step, dp_size=dp_size)
         return self
 
 
@@ -185,7 +223,7 @@ class VerifyConfig(CommandConfig):
     workers: Count | None = Field(None, description="threads that read files, by default one a CPU")
 
 
-class InspectConfig(CommandConfig):
+class InspectConfig(ReportConfig):
     """``ringfeed inspect``: what a folder holds, as text."""
 
     arguments = {"path": "PATH"}

@@ -7,6 +7,7 @@ Out:  ``PlanOptions``; ``document_multiple`` and ``strategy`` say what they come
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from math import lcm
 from pathlib import Path
 from typing import TypeVar
 
@@ -84,6 +85,9 @@ class PlanOptions:
     """The largest cp that the plan is meant for: every piece is padded to 2 * max_cp."""
     pad_multiple: int | None = None
     """What every piece is padded to, in place of ``max_cp``."""
+    chunk_multiple: int = 1
+    """What ``pack_tokens`` must be a multiple of so that ranks can share a pack out, whatever documents are
+    padded to (``Layout.chunk_multiple``). A check: it shapes no step."""
     balance: Balance = Balance.WORK
     window: int = 16
     """Steps of look-ahead."""
@@ -109,7 +113,7 @@ class PlanOptions:
         _check_word("boundary_label", self.boundary_label, BOUNDARY_LABELS)
         if bool(self.corpora) == (self.lengths is not None):
             raise ValueError("plan needs corpora or a file of lengths, one of the two")
-        for name in ("pack_tokens", "packs_per_step", "window", "epochs"):
+        for name in ("pack_tokens", "packs_per_step", "window", "epochs", "chunk_multiple"):
             _check_positive(name, getattr(self, name))
         if self.pack_tokens > _LARGEST_PACK:
             raise ValueError(f"pack_tokens={self.pack_tokens} is beyond {_LARGEST_PACK}: offsets are int32")
@@ -153,11 +157,13 @@ class PlanOptions:
         name = "pad_multiple" if self.max_cp is None else "max_cp"
         _check_positive(name, getattr(self, name))
         reason = name if self.max_cp is None else f"2 * max_cp={self.max_cp}"
-        if self.pack_tokens % self.document_multiple:
-            below = self.pack_tokens // self.document_multiple * self.document_multiple
-            nearest = [n for n in (below, below + self.document_multiple) if n > 0]
+        multiple = lcm(self.document_multiple, self.chunk_multiple)
+        if self.pack_tokens % multiple:
+            below = self.pack_tokens // multiple * multiple
+            nearest = [n for n in (below, below + multiple) if n > 0]
+            both = reason if self.chunk_multiple == 1 else f"{reason}, chunk_multiple={self.chunk_multiple}"
             raise ValueError(
-                f"pack_tokens={self.pack_tokens} is not a multiple of {self.document_multiple} ({reason}); "
+                f"pack_tokens={self.pack_tokens} is not a multiple of {multiple} ({both}); "
                 f"nearest valid: {nearest}"
             )
 

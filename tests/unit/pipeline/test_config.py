@@ -69,7 +69,9 @@ def test_an_unknown_key_is_refused_with_its_value_and_the_key_that_was_meant(con
 
 
 def test_an_unknown_key_like_nothing_lists_what_there_is(config_file):
-    with pytest.raises(ValueError, match=r"zzz=1: no such key; known: path, step"):
+    with pytest.raises(
+        ValueError, match=r"zzz=1: no such key; known: report, report_dp, report_cost_model, plot, path, step"
+    ):
         load_config(InspectConfig, flags={}, file=config_file("inspect: {path: p, zzz: 1}"))
 
 
