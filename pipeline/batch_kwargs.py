@@ -113,7 +113,7 @@ def backends_for_packs(layout: str, *, cp_size: int) -> list[str]:
 
 def attention_kwargs(batch: Batch, backend: str, *, pads: str) -> dict[str, Any]:
     """Return the keyword arguments of ``backend``; ``Batch.kwargs`` has the contract."""
-    if backend not in _BACKENDS:
+    if not isinstance(backend, str) or backend not in _BACKENDS:
         raise ValueError(f"backend={backend!r} is not supported; supported: {', '.join(_BACKENDS)}")
     if pads not in _PADS:
         raise ValueError(f"pads={pads!r} must be one of {', '.join(_PADS)}")

@@ -9,6 +9,8 @@ Shapes: N slots' count, L local tokens, R cp ranks.
 
 from __future__ import annotations
 
+import sys
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -18,18 +20,39 @@ if TYPE_CHECKING:
 
 __all__ = ["hf_flash", "megatron", "model_inputs", "required_tensor", "ring_flash", "te"]
 
+_FLAG = "pad_between_seqs"
+_MEGATRON_MODULE = "megatron.core.packed_seq_params"
+
 
 def te(batch: Batch, *, pads: str) -> dict[str, Any]:
     """Return arguments of TransformerEngine's ``DotProductAttention``."""
-    return {**megatron(batch, pads=pads), "pad_between_seqs": pads == "exact"}
+    return {**_packed(batch, pads=pads), _FLAG: pads == "exact"}
 
 
 def megatron(batch: Batch, *, pads: str) -> dict[str, Any]:
-    """Return fields of Megatron-Core's ``PackedSeqParams``, those that every version has.
+    """Return fields of Megatron-Core's ``PackedSeqParams``.
 
-    With ``pads="exact"`` a version that has the field ``pad_between_seqs`` wants True there as well:
-    without it TransformerEngine looks at the offsets, and misses padding after the last document.
+    With ``pads="attend"`` they are those that every version has. "exact" adds ``pad_between_seqs``, True:
+    without it TransformerEngine compares the offsets, waits for the device to do so, and misses padding
+    that is only after the last document. So a Megatron-Core without the field is refused.
+
+    Raises:
+        ValueError: with ``pads="exact"``, if the Megatron-Core that this process has imported is too old.
     """
+    packed = _packed(batch, pads=pads)
+    if pads == "attend":
+        return packed
+    # Whoever makes PackedSeqParams has imported this; importing Megatron here would start half of it.
+    params = getattr(sys.modules.get(_MEGATRON_MODULE), "PackedSeqParams", None)
+    if params is not None and _FLAG not in {field.name for field in fields(params)}:
+        raise ValueError(
+            f"pads='exact' needs the field {_FLAG}, which PackedSeqParams of this Megatron-Core does not "
+            "have; use pads='attend', which is exact for causal attention, or a newer Megatron-Core"
+        )
+    return {**packed, _FLAG: True}
+
+
+def _packed(batch: Batch, *, pads: str) -> dict[str, Any]:
     slots = required_tensor(batch, "cu_seqlens_padded")
     # "attend" hands over the slots as sequences: a document's pads trail it, so under a causal mask no
     # real token sees one, and every kernel stays available.

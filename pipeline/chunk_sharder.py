@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ringfeed.sharding.index_map import IndexMap, merge
+from ringfeed.sharding.index_map import IndexMap, expand_runs, merge
 from ringfeed.sharding.padding import SlotOffsets, concat_offsets
 
 if TYPE_CHECKING:
@@ -181,6 +181,30 @@ class ChunkSharder:
             chunk, offsets.cu_seqlens, offsets.cu_seqlens_padded, by=by, fill=fill, dim=seq_dim
         )
         return self.shard_token_tensor(shifted, seq_dim)
+
+    def supervised_by_depth(self, labels: Tensor, num_depths: int) -> Tensor:
+        """Count this rank's part of the supervised labels at depths 0 to ``num_depths`` - 1: int64 tensor.
+
+        Added over the cp ranks (of layout ``identity``, any one of them) it is the count of the chunk.
+        ``ringfeed.pipeline.mtp_counts`` adds up a step. Nothing waits for the device.
+
+        Args:
+            labels: this rank's labels [L], of depth 0.
+            num_depths: at least 1.
+
+        Raises:
+            ValueError: if ``labels`` does not have L entries, or ``num_depths`` is below 1.
+        """
+        from ringfeed.sharding.mtp import supervised_by_depth
+
+        offsets = self.offsets
+        return supervised_by_depth(
+            labels,
+            offsets.cu_seqlens,
+            offsets.cu_seqlens_padded,
+            num_depths=num_depths,
+            positions=expand_runs(self.index_map.runs),
+        )
 
     def _gather_chunk(self, x: Tensor, seq_dim: int, group: dist.ProcessGroup | None) -> Tensor:
         num_local = len(self.index_map)

@@ -22,7 +22,7 @@ from ringfeed.pipeline.plan_source import PlanSource
 from ringfeed.pipeline.skip import check_steps, read_skip_list
 from ringfeed.pipeline.store import SHARDS_FORMAT, FileStore
 from ringfeed.pipeline.view_source import NO_OVERLAY
-from ringfeed.sharding.layouts import LAYOUT_NAMES, make_layout
+from ringfeed.sharding.layouts import LAYOUT_NAMES, read_layout
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -147,7 +147,7 @@ def _check_same_skip(store: FileStore, skip: str | Path) -> None:
 
 
 def _as_layout(layout: str | Layout | None) -> Layout | None:
-    return make_layout(layout) if isinstance(layout, str) else layout
+    return None if layout is None else read_layout(layout)
 
 
 def _facts(layout: Layout) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ringfeed.pipeline.view_kernels import IGNORE, address, order_segments, scatter
-from ringfeed.sharding.layouts import make_layout
+from ringfeed.sharding.layouts import read_layout
 from ringfeed.sharding.padding import SlotOffsets, concat_offsets, slot_offsets
 
 if TYPE_CHECKING:
@@ -96,15 +96,23 @@ def cut_all(
         Per rank a dict of name -> array [L] of the column's dtype. No array shares memory with a column.
 
     Raises:
-        ValueError: if a column is not [T] integers, the offsets break the layout's rules, or ``out`` does
-            not fit (the rank and the column are named).
+        ValueError: if a column is not [T] integers (of the padded T, where layout ``magi`` pads), the offsets
+            break the layout's rules, or ``out`` does not fit (the rank and the column are named).
     """
-    chosen = make_layout(layout) if isinstance(layout, str) else layout
+    chosen = read_layout(layout)
     maps = chosen.index_maps(cu_seqlens_padded, cp_size=cp_size, cu_seqlens=cu_seqlens)
     arrays = {name: np.asarray(values) for name, values in columns.items()}
+    total = int(cu_seqlens_padded[-1])
     for name, array in arrays.items():
         if array.dtype.kind not in "iub":
             raise ValueError(f"columns[{name!r}] must hold integers, got {array.dtype}")
+        if array.shape == (total,) and total != maps[0].num_tokens:
+            padded = maps[0].num_tokens
+            raise ValueError(
+                f"columns[{name!r}] has {total} rows, but layout {chosen.name!r} at cp_size={cp_size} pads "
+                f"this chunk to {padded}; append {padded - total} rows of padding to each column, or make "
+                f"the chunk a multiple of {chosen.chunk_multiple(cp_size=cp_size)} (layout.chunk_multiple)"
+            )
     return cut_columns(arrays, maps, out=out)
 
 

@@ -8,7 +8,7 @@ The contract they all keep is in ``layout_contract.py``.
 
 from dataclasses import dataclass, fields
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 
@@ -30,6 +30,7 @@ __all__ = [
     "TeLayout",
     "WholeDocumentLayout",
     "make_layout",
+    "read_layout",
 ]
 
 
@@ -160,7 +161,7 @@ def make_layout(name: str, **options: Any) -> Layout:
     Raises:
         ValueError: if there is no such layout or option, or an option's value is wrong.
     """
-    if name not in _LAYOUTS:
+    if not isinstance(name, str) or name not in _LAYOUTS:
         raise ValueError(f"unknown layout {name!r}; known: {', '.join(sorted(_LAYOUTS))}")
     layout: Any = _LAYOUTS[name]
     known = [option.name for option in fields(layout)]
@@ -171,6 +172,17 @@ def make_layout(name: str, **options: Any) -> Layout:
             )
     made: Layout = layout(**options)
     return made
+
+
+def read_layout(value: Layout | str) -> Layout:
+    """Return the layout that ``value`` is, or that it names, with default options.
+
+    Raises:
+        ValueError: if it is neither.
+    """
+    if hasattr(value, "index_maps"):
+        return cast("Layout", value)
+    return make_layout(value)
 
 
 def _dual_chunk_maps(offsets: Int64Array, cp_size: int, *, first_rank: int, num_ranks: int) -> list[IndexMap]:

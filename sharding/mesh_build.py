@@ -43,7 +43,7 @@ def build_device_mesh(
 
     if not isinstance(shape, MeshShape):
         shape = MeshShape.from_axes(shape)
-    if device not in _BACKENDS:
+    if not isinstance(device, str) or device not in _BACKENDS:
         raise ValueError(f"device must be one of {', '.join(_BACKENDS)}, got {device!r}")
     if dist.is_initialized():
         shape.check_num_ranks(dist.get_world_size())

@@ -24,6 +24,7 @@ from ringfeed.sharding.attention.magi_package import load_magi
 from ringfeed.sharding.automodel_magi import MagiWork
 from ringfeed.sharding.magi.layout import MagiLayout
 from ringfeed.sharding.magi.partition import MagiPartition
+from ringfeed.sharding.mesh import mesh_axis_size
 
 __all__ = [
     "MagiHeads",
@@ -175,7 +176,8 @@ def prepare_model(model: Any, work: MagiWork) -> None:
         stamp_cp_group(root, group, self_key=True)
         return
     layout = work.layout or _IN_PLACE
-    key = build_key(layout, work.slices, work.total, heads=MagiHeads.of_model(root), group=group)
+    heads = MagiHeads.of_model(root, tp_size=max(1, mesh_axis_size(work.state.device_mesh, "tp")))
+    key = build_key(layout, work.slices, work.total, heads=heads, group=group)
     checked = (layout, int(group.size()))
     if _verified.get(root) != checked:
         verify(layout.partition_slices(work.slices, work.total, cp_size=checked[1]), key)

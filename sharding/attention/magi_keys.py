@@ -47,11 +47,15 @@ class MagiHeads:
     head_dim: int
 
     @classmethod
-    def of_model(cls, model: Any) -> "MagiHeads":
-        """Return the heads that a model's ``config`` tells, that of its text part where there is one.
+    def of_model(cls, model: Any, *, tp_size: int = 1) -> "MagiHeads":
+        """Return one rank's heads by a model's ``config``, that of its text part where there is one.
+
+        Args:
+            model: its config counts the heads of all ranks.
+            tp_size: tensor-parallel ranks that share them.
 
         Raises:
-            ValueError: if the model has no such config.
+            ValueError: if the model has no such config, or its heads cannot be shared.
         """
         config = getattr(model, "config", None)
         config = getattr(config, "text_config", None) or config
@@ -65,7 +69,12 @@ class MagiHeads:
                 "hidden_size; MagiAttention's key needs them"
             )
         groups = getattr(config, "num_key_value_heads", None) or heads
-        return cls(num_heads_q=heads, num_heads_kv=groups, head_dim=size)
+        if heads % tp_size or groups % tp_size:
+            raise ValueError(
+                f"num_attention_heads={heads} and num_key_value_heads={groups} of {type(model).__name__} "
+                f"must be multiples of tp_size={tp_size}; use fewer tp ranks"
+            )
+        return cls(num_heads_q=heads // tp_size, num_heads_kv=groups // tp_size, head_dim=size)
 
 
 def build_key(

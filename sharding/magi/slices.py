@@ -136,6 +136,6 @@ def _read_slice(number: int, row: Any) -> tuple[int, int, int, int, MaskKind]:
         raise ValueError(
             f"slice {number} is {row!r}, not four integers and a kind: (q0, q1, k0, k1, kind)"
         ) from error
-    if word not in _KIND_OF_WORD:
+    if not isinstance(word, str) or word not in _KIND_OF_WORD:
         raise ValueError(f"slice {number} has kind {word!r}; it must be one of {', '.join(_KIND_OF_WORD)}")
     return q0, q1, k0, k1, _KIND_OF_WORD[word]

@@ -37,7 +37,7 @@ def make_solver(name: str, options: Mapping[str, Any]) -> Solver:
     Raises:
         ValueError: if there is no such solver or option, or an option's value is wrong.
     """
-    if name not in _SOLVERS:
+    if not isinstance(name, str) or name not in _SOLVERS:
         raise ValueError(f"algorithm={name!r} is not supported; supported: {', '.join(_SOLVERS)}")
     solver: Any = _SOLVERS[name]
     known = [option.name for option in fields(solver)]

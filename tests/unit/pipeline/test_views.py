@@ -173,6 +173,27 @@ def test_out_inside_a_strided_input_is_refused():
         cut_all({"labels": base[::2]}, OFFSETS, layout="te", cp_size=2, out=out)
 
 
+def test_a_chunk_that_magi_pads_is_told_with_the_ways_out():
+    column = np.arange(1000)
+    message = (
+        r"columns\['x'\] has 1000 rows, but layout 'magi' at cp_size=2 pads this chunk to 1008; append 8 "
+        r"rows of padding to each column, or make the chunk a multiple of 1024 \(layout.chunk_multiple\)"
+    )
+    layout = make_layout("magi", chunk_size=512)
+    with pytest.raises(ValueError, match=message):
+        cut_all({"x": column}, [0, 300, 1000], layout=layout, cp_size=2)
+    assert layout.chunk_multiple(cp_size=2) == 1024
+
+    parts = cut_all({"x": np.pad(column, (0, 8))}, [0, 300, 1000], layout=layout, cp_size=2)
+
+    assert sorted(np.concatenate([part["x"] for part in parts])) == sorted([*[0] * 8, *range(1000)])
+
+
+def test_what_is_no_layout_is_refused_with_the_choices():
+    with pytest.raises(ValueError, match=r"unknown layout \['te'\]; known: contiguous, head_tail"):
+        cut_all({"x": np.zeros(8, dtype=np.int32)}, [0, 8], layout=["te"], cp_size=2)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("bad", "message"),
     [

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from ringfeed.sharding.layouts import make_layout
+from ringfeed.sharding.layouts import make_layout, read_layout
 from ringfeed.sharding.piece_cost import PieceCost
 
 NAMES = ["te", "head_tail", "contiguous", "whole_document", "magi", "identity"]
@@ -203,3 +203,16 @@ def test_whole_document_balances_by_the_cost_it_is_given():
 
     assert ranks("tokens") == [0, 3]
     assert ranks("causal") == [0]
+
+
+@pytest.mark.parametrize("name", [["te"], ("te", {}), {"te": 1}, None, 3, "TE"])
+def test_what_names_no_layout_is_refused_with_the_choices(name):
+    with pytest.raises(ValueError, match=r"unknown layout .*; known: contiguous, .*, te, whole_document"):
+        make_layout(name)
+
+
+def test_a_layout_is_read_from_itself_or_its_name():
+    layout = make_layout("whole_document", threshold=5)
+
+    assert read_layout(layout) is layout
+    assert read_layout("te") == make_layout("te")

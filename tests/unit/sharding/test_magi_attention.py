@@ -1,6 +1,7 @@
 """The MagiAttention adapter against a stand-in package, written to a folder, with MagiAttention's own API."""
 
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -13,126 +14,16 @@ from ringfeed.sharding.automodel_magi import MagiState, MagiWork
 from ringfeed.sharding.magi.layout import MagiLayout
 from ringfeed.sharding.optional import MissingDependencyError
 
-COMMON = """
-class AttnRanges(tuple):
-    @staticmethod
-    def from_ranges(ranges, check=False):
-        return AttnRanges(tuple(pair) for pair in ranges)
-
-    def to_naive_ranges(self):
-        return list(self)
-"""
-SOLVER = """
-from dataclasses import dataclass
-
-@dataclass(frozen=True)
-class BTPDispatchAlg:
-    pass
-"""
-API = """
-from dataclasses import dataclass
-from enum import Enum
-import torch
-from ringfeed.sharding.magi.layout import MagiLayout
-
-M = 8
-LOG = []
-
-class AttnMaskType(Enum):
-    FULL = "full"
-    CAUSAL = "causal"
-    BICAUSAL = "bi_causal"
-    INVCAUSAL = "inv_causal"
-
-@dataclass(frozen=True)
-class MinHeapDispatchAlg:
-    pass
-
-@dataclass(frozen=True)
-class SequentialDispatchAlg:
-    pass
-
-@dataclass(frozen=True)
-class DispatchConfig:
-    chunk_size: int | None = None
-    uneven_shard: bool = False
-    alg: object = MinHeapDispatchAlg()
-
-@dataclass(frozen=True)
-class DistAttnConfig:
-    dispatch_config: DispatchConfig = DispatchConfig()
-
-@dataclass(frozen=True)
-class Key:
-    q_ranges: tuple
-    k_ranges: tuple
-    attn_mask_type: tuple
-    total_seqlen_q: int
-    total_seqlen_k: int
-    num_heads_q: int
-    num_heads_kv: int
-    head_dim: int
-    pad_size: int
-    chunk_size: int
-    cp_group: object
-    dist_attn_config: DistAttnConfig
-
-CACHE = {}
-
-def magi_attn_flex_key(q_ranges, k_ranges, attn_mask_type, total_seqlen_q, total_seqlen_k, num_heads_q,
-                       num_heads_kv, head_dim, pad_size, cp_group_or_mesh, dist_attn_config=DistAttnConfig(),
-                       is_same_source=True, is_q_permutable=True, is_k_permutable=True, chunk_size=None):
-    assert pad_size == 0 and chunk_size is None
-    size, total = cp_group_or_mesh.size(), total_seqlen_q
-    auto = -(-total // (M * size))
-    chunk = min(auto, dist_attn_config.dispatch_config.chunk_size or auto)
-    pad = -total % (chunk * size)
-    kinds = [AttnMaskType(word) for word in attn_mask_type]
-    if pad:
-        q_ranges = type(q_ranges)([*q_ranges, (total, total + pad)])
-        k_ranges = type(k_ranges)([*k_ranges, (0, 0)])
-        kinds.append(AttnMaskType.FULL)
-    key = Key(q_ranges, k_ranges, tuple(kinds), total + pad, total + pad, num_heads_q, num_heads_kv, head_dim,
-              pad, chunk, cp_group_or_mesh, dist_attn_config)
-    # As in the original, asking for a key that is there does not count as use.
-    CACHE.setdefault(key, True)
-    return key
-
-def get_most_recent_key(cp_group):
-    return next(key for key in reversed(CACHE) if key.cp_group is cp_group)
-
-def _partition(key):
-    layout = MagiLayout(chunk_size=key.chunk_size, min_chunks_per_rank=M)
-    real = len(key.q_ranges) - bool(key.pad_size)
-    rows = [(*q, *k, kind.value) for q, k, kind in zip(key.q_ranges, key.k_ranges, key.attn_mask_type)][:real]
-    return layout.partition_slices(rows, key.total_seqlen_q - key.pad_size, cp_size=key.cp_group.size())
-
-def get_position_ids(key):
-    CACHE[key] = CACHE.pop(key)
-    LOG.append("get_position_ids")
-    return torch.from_numpy(_partition(key).position_ids(key.cp_group.rank()).copy())
-
-def undispatch(x, key, is_partial_grad=False):
-    assert key.cp_group.size() == 1 and x.is_contiguous()
-    return x[: len(x) - key.pad_size]
-
-def roll(x, shift, dim, key):
-    assert key.cp_group.size() == 1
-    return torch.roll(x, shift, dim)
-
-def calc_attn(q, k, v, key, sink=None, softmax_scale=None, softcap=0.0, return_max_logits=False):
-    assert q.is_contiguous() and k.is_contiguous() and v.is_contiguous()
-    LOG.append(key)
-    return q + 1, None
-"""
+STAND_IN = Path(__file__).with_name("magi_stand_in")
+API = (STAND_IN / "api.py.txt").read_text()
 PACKAGE = {
     "__init__.py": "",
     "api.py": API,
-    "common.py": COMMON,
+    "common.py": (STAND_IN / "common.py.txt").read_text(),
     "magi_attn_ext.py": "",
     "meta/__init__.py": "",
     "meta/solver/__init__.py": "",
-    "meta/solver/dispatch_solver.py": SOLVER,
+    "meta/solver/dispatch_solver.py": (STAND_IN / "dispatch_solver.py.txt").read_text(),
 }
 
 
@@ -145,6 +36,12 @@ class Group:
 
     def rank(self):
         return self._rank
+
+
+class StandInMesh(dict):
+    @property
+    def mesh_dim_names(self):
+        return tuple(self)
 
 
 class ToyAttention(nn.Module):
@@ -424,6 +321,23 @@ def test_no_group_and_no_heads_are_told(api):
         magi.prepare_model(toy(), work)
     with pytest.raises(ValueError, match="no config with num_attention_heads"):
         magi.MagiHeads.of_model(nn.Linear(1, 1))
+
+
+def test_heads_are_those_of_one_tensor_parallel_rank(api):
+    model, work = toy(), work_of(Group(2, 1))
+    work.state.device_mesh = StandInMesh(cp=Group(2, 1), tp=Group(2))
+
+    magi.prepare_model(model, work)
+
+    key = model[0].magi_key
+    assert (key.num_heads_q, key.num_heads_kv, key.head_dim) == (2, 1, 16)
+    assert magi.MagiHeads.of_model(model) == HEADS
+
+
+def test_heads_that_the_ranks_cannot_share_are_refused():
+    message = r"=4 and num_key_value_heads=2 of Sequential must be multiples of tp_size=4; use fewer tp"
+    with pytest.raises(ValueError, match=message):
+        magi.MagiHeads.of_model(toy(), tp_size=4)
 
 
 def test_the_stream_comes_back_without_padding(api):

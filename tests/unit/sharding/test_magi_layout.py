@@ -109,6 +109,7 @@ def test_at_cp_1_the_resolved_chunk_size_is_told_and_one_chunk_is_held():
         ({"causal": "yes"}, "causal must be True or False, got 'yes'"),
         ({"uneven": 2}, "uneven must be True or False, got 2"),
         ({"chunk_size": 0}, "chunk_size must be an integer of at least 1"),
+        ({"algorithm": ["min_heap"]}, r"algorithm=\['min_heap'\] is not supported; supported: min_heap"),
         ({"algorithm": "binary_search"}, "algorithm='binary_search' is not supported; supported: min_heap"),
         ({"top_p": 0.5}, "algorithm 'min_heap' has no top_p"),
         ({"uneven": True, "algorithm": "backtracing_pruning"}, "uneven=True needs .*min_heap or sequential"),

@@ -48,6 +48,7 @@ def test_padding_sees_nothing():
         ((0, 4, 0, 4), "slice 1 is .* not four integers and a kind"),
         ((0, 4, 0, 4.0, "full"), "slice 1 is .* not four integers and a kind"),
         (7, "slice 1 is 7, not four integers and a kind"),
+        ((0, 4, 0, 4, ["full"]), r"slice 1 has kind \['full'\]; it must be one of full, causal"),
         ((0, 4, 0, 4, "band"), "slice 1 has kind 'band'; it must be one of full, causal, inv_causal"),
     ],
 )

@@ -118,5 +118,7 @@ def test_a_wrong_shape_is_refused_before_the_ranks_meet(bare):
         build_device_mesh({"dp_shard": 2, "cp": 2})
     with pytest.raises(ValueError, match="order cp, dp_shard"):
         build_device_mesh({"cp": 2, "dp_shard": 4})
+    with pytest.raises(ValueError, match=r"device must be one of cpu, cuda, got \['cpu'\]"):
+        build_device_mesh({"dp_shard": 4, "cp": 2}, device=["cpu"])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="device must be one of cpu, cuda, got 'tpu'"):
         build_device_mesh({"dp_shard": 4, "cp": 2}, "tpu")  # type: ignore[arg-type]

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringfeed.sharding.mtp import mtp_labels, shift_within_pieces
+from ringfeed.sharding.mtp import mtp_labels, shift_within_pieces, supervised_by_depth
 from ringfeed.sharding.padding import slot_offsets
 
 IGNORE = -100
@@ -107,3 +107,34 @@ def test_refuses_what_cannot_be():
         mtp_labels(np.zeros(4, dtype=int), [0, 4], [0, 4], depth=-1)
     with pytest.raises(ValueError, match=r"x has shape \[3\], cu_seqlens_padded covers 4 tokens in dim 0"):
         mtp_labels(np.zeros(3, dtype=int), [0, 4], [0, 4], depth=1)
+
+
+@given(
+    lengths=st.lists(st.integers(0, 9), max_size=5),
+    goes_on=st.sets(st.integers(0, 4)),
+    masked=st.sets(st.tuples(st.integers(0, 4), st.integers(0, 8))),
+    cut=st.integers(0, 48),
+)
+def test_counts_of_all_depths_are_those_of_the_labels_made(lengths, goes_on, masked, cut):
+    offsets, labels = chunk(lengths, goes_on=goes_on, masked=masked)
+    where = (offsets.cu_seqlens, offsets.cu_seqlens_padded)
+    expected = [int((mtp_labels(labels, *where, depth=k) != IGNORE).sum()) for k in range(11)]
+
+    counts = supervised_by_depth(labels, *where, num_depths=11)
+
+    assert counts.dtype == np.int64
+    assert counts.tolist() == expected
+    assert supervised_by_depth(torch.from_numpy(labels), *where, num_depths=11).tolist() == expected
+    # Each part of the chunk counts its own labels.
+    shuffled = np.random.default_rng(0).permutation(len(labels))
+    parts = [shuffled[:cut], shuffled[cut:]]
+    found = [supervised_by_depth(labels[p], *where, num_depths=11, positions=p) for p in parts]
+    assert sum(found).tolist() == expected
+
+
+def test_counts_refuse_what_cannot_be():
+    labels = np.zeros(4, dtype=int)
+    with pytest.raises(ValueError, match=r"num_depths must be at least 1 .*, got 0"):
+        supervised_by_depth(labels, [0, 4], [0, 4], num_depths=0)
+    with pytest.raises(ValueError, match=r"labels have shape \[4\], but there are 3 positions"):
+        supervised_by_depth(labels, [0, 4], [0, 4], num_depths=1, positions=[0, 1, 2])

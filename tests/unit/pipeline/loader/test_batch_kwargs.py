@@ -130,6 +130,7 @@ def test_allgather_describes_every_layout(run, layout):
         ("contiguous", 2, "torch-cp", r"wants layout 'head_tail', or cp 1 with any layout; "),
         ("te", 1, "magi", r"wants layout 'magi'; "),
         ("magi", 2, "te", r"backends that fit this layout: hf, allgather, flex, magi$"),
+        ("te", 2, ["te"], r"backend=\['te'\] is not supported; supported: te, megatron"),
         (
             "te",
             2,

@@ -1,8 +1,10 @@
 """``Batch.kwargs`` of the backends beside TE: what they are given says the same as the batch's lengths."""
 
 import inspect
+import sys
 import warnings
-from dataclasses import replace
+from dataclasses import make_dataclass, replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -59,7 +61,45 @@ def test_megatron_has_the_fields_of_packed_seq_params(run, pads):
     expected |= {"cu_seqlens_kv": real, "cu_seqlens_kv_padded": slots}
     assert all(torch.equal(kwargs.pop(name), value) for name, value in expected.items())
     widest = batch.info.max_seqlen_padded
-    assert kwargs == {"qkv_format": "thd", "max_seqlen_q": widest, "max_seqlen_kv": widest}
+    flag = {} if pads == "attend" else {"pad_between_seqs": True}
+    assert kwargs == {"qkv_format": "thd", "max_seqlen_q": widest, "max_seqlen_kv": widest, **flag}
+
+
+PACKED_SEQ_PARAMS = ["qkv_format", "max_seqlen_q", "max_seqlen_kv"]
+PACKED_SEQ_PARAMS += [f"cu_seqlens_{side}{kind}" for side in ("q", "kv") for kind in ("", "_padded")]
+
+
+@pytest.fixture
+def megatron_module(monkeypatch):
+    """Stand in for the one module of Megatron-Core that is looked at, with the given further fields."""
+
+    def put(*more):
+        params = make_dataclass("PackedSeqParams", [*PACKED_SEQ_PARAMS, *more])
+        module = SimpleNamespace(PackedSeqParams=params)
+        monkeypatch.setitem(sys.modules, "megatron.core.packed_seq_params", module)
+        return params
+
+    return put
+
+
+def test_megatron_of_any_version_takes_slots_as_sequences(run, megatron_module):
+    batch = next(iter(run.load(cp_size=2)))
+
+    assert megatron_module()(**batch.kwargs("megatron")).qkv_format == "thd"
+    assert megatron_module("pad_between_seqs")(
+        **batch.kwargs("megatron"), pad_between_seqs=False
+    ).max_seqlen_q
+
+
+def test_megatron_is_told_of_padding_or_refused_where_it_cannot_be(run, megatron_module):
+    batch = next(iter(run.load(cp_size=2)))
+
+    params = megatron_module("pad_between_seqs")
+    assert params(**batch.kwargs("megatron", pads="exact")).pad_between_seqs is True
+
+    megatron_module()
+    with pytest.raises(ValueError, match=r"pads='exact' needs the field pad_between_seqs, .* pads='attend'"):
+        batch.kwargs("megatron", pads="exact")
 
 
 def test_megatron_and_te_share_the_pads_choice(run):
