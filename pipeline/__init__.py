@@ -8,7 +8,8 @@ Read in the order of the data:
 4.  ``thd``                                  a pack laid end to end, with its offsets
 5.  ``views``                                cut: what each rank holds of it
 6.  ``arrow_codec``, ``store``               the same bytes in a file
-7.  ``loader``, ``batch``                    views in step order, prefetched and resumable
+7.  ``step_block``, ``feed_source``          the same bytes from a service, some micro-batches at a time
+8.  ``loader``, ``batch``                    views in step order, prefetched and resumable
 
 Beside the path: ``manifest`` and ``staging`` (folders that appear whole or not at all), ``ranks``
 (which pack goes to which dp rank), ``skip``, ``verify``, ``inspect``, ``cli``.

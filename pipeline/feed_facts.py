@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ringfeed.pipeline.feed_request import read_object
 from ringfeed.pipeline.manifest import canonical_json, fingerprint
 from ringfeed.pipeline.opening import ViewSpec, check_chunk
+from ringfeed.pipeline.ranks import num_micro_batches
 from ringfeed.pipeline.views import padding_view
 
 if TYPE_CHECKING:
@@ -95,13 +96,29 @@ class FeedFacts:
         """Return the facts after more steps were planned."""
         return replace(self, num_steps=num_steps, is_growing=is_growing, max_slots=max_slots)
 
-    def check_chunk(self, packs_per_chunk: int) -> None:
-        """Refuse packs per chunk that the layout, tensor parallelism or the FP8 unit cannot split.
+    def check_place(self, place: RankPlace) -> None:
+        """Refuse a rank of another cp size, and sizes that the step or the layout cannot be split by.
 
         Raises:
             ValueError: with what would do.
         """
-        check_chunk(self.spec, packs_per_chunk=packs_per_chunk)
+        if place.cp_size != self.spec.cp_size:
+            raise ValueError(
+                f"cp_size={place.cp_size}: this service cuts for cp_size={self.spec.cp_size}; start one with "
+                f"--cp {place.cp_size}, or load from the plan"
+            )
+        check_chunk(self.spec, packs_per_chunk=place.packs_per_chunk)
+        self.batches_per_step(place)
+
+    def batches_per_step(self, place: RankPlace) -> int:
+        """Return M, the micro-batches of a step at ``place``.
+
+        Raises:
+            ValueError: if dp_size * packs_per_chunk does not divide packs_per_step.
+        """
+        return num_micro_batches(
+            packs_per_step=self.packs_per_step, dp_size=place.dp_size, packs_per_chunk=place.packs_per_chunk
+        )
 
     def batches_per_block(self, place: RankPlace) -> int:
         """Return the micro-batches in a full block of ``place``: a pure function, so cp peers ask alike."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from ringfeed.pipeline.manifest import canonical_json
-from ringfeed.pipeline.ranks import RankPlace, num_micro_batches
+from ringfeed.pipeline.ranks import RankPlace
 
 if TYPE_CHECKING:
     from ringfeed.pipeline.feed_facts import FeedFacts
@@ -112,18 +112,6 @@ class BlockRequest:
             columns=tuple(columns),
         )
 
-    def batches_per_step(self, packs_per_step: int) -> int:
-        """Return M of this request's place.
-
-        Raises:
-            ValueError: if dp_size * packs_per_chunk does not divide packs_per_step.
-        """
-        return num_micro_batches(
-            packs_per_step=packs_per_step,
-            dp_size=self.place.dp_size,
-            packs_per_chunk=self.place.packs_per_chunk,
-        )
-
     def steps(self, batches_per_step: int) -> range:
         """Return the steps that the block touches, the first and the last one perhaps in part."""
         last = self.first_micro_batch + self.num_micro_batches - 1
@@ -143,13 +131,8 @@ class BlockRequest:
         Raises:
             ValueError: if steps, sizes or the amount asked for do not fit; says what would.
         """
-        if self.place.cp_size != facts.spec.cp_size:
-            raise ValueError(
-                f"cp_size={self.place.cp_size}: this service cuts for cp_size={facts.spec.cp_size}; start "
-                f"one with --cp {self.place.cp_size}, or load from the plan"
-            )
-        facts.check_chunk(self.place.packs_per_chunk)
-        per_step = self.batches_per_step(facts.packs_per_step)
+        facts.check_place(self.place)
+        per_step = facts.batches_per_step(self.place)
         if self.first_micro_batch >= per_step:
             raise ValueError(
                 f"first_micro_batch={self.first_micro_batch}: a step has {per_step} micro-batches at "

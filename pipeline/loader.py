@@ -1,6 +1,6 @@
 """Hand one trainer rank its batches, in step order, prefetched and resumable.
 
-In:   a plan folder with its corpora, or a folder of pre-sharded files (``pipeline/loader_source.py``)
+In:   a plan with its corpora, a folder of pre-sharded files, or a service (``pipeline/loader_source.py``)
 Out:  ``Batch`` after ``Batch`` (``pipeline/batch.py``), or whole steps
 
 The parts: ``batch_builder.py`` makes any batch, ``loader_node.py`` makes them ahead and in order,
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from ringfeed.pipeline.batch import Batch
+    from ringfeed.pipeline.block_fetcher import BlockFetcher
     from ringfeed.sharding.layouts import Layout
 
 __all__ = ["DEFAULT_PREFETCH_BYTES", "Loader"]
@@ -50,7 +51,7 @@ class Loader:
 
     def __init__(  # noqa: PLR0913 - one call with all that shapes a rank's share
         self,
-        source: str | Path,
+        source: str | Path | BlockFetcher,
         *,
         dp_rank: int,
         dp_size: int,
@@ -72,22 +73,23 @@ class Loader:
         """Open ``source`` for one rank. Nothing is read ahead before the first iteration.
 
         Args:
-            source: folder of a plan or of shards.
+            source: folder of a plan or of shards, or the fetcher of a service (closed with the loader).
             dp_rank: this rank's data-parallel coordinate; the ranks of one dp rank share its packs.
             dp_size: data-parallel ranks; dp_size * packs_per_chunk divides the plan's packs_per_step.
             cp_rank: this rank's context-parallel coordinate: which part of its packs it holds.
             cp_size: context-parallel ranks.
-            layout: name or object; needed for a plan. None takes the shards' own.
+            layout: name or object; needed for a plan. None takes the shards' or the service's own.
             corpus: corpora of the plan in command order, where they are not where the plan says.
             packs_per_chunk: packs laid end to end in a micro-batch; layouts te and identity only.
             slot_budget: T of a pack (the most of a variable one) instead of the plan's pack_tokens, for
                 layouts that pad more.
             tp_size: tensor-parallel ranks that split the local tokens again; T must allow it.
             unit: FP8 unit of the local length; T must allow it.
-            skip: file of document ids to leave out. None takes the shards' own list.
+            skip: file of document ids to leave out. None takes the shards' or the service's own list.
             device: None for the CPU, or a CUDA device that tensors are copied to on a side stream.
-            columns: names of the tensors wanted; None is all six.
-            prefetch_bytes: memory for batches built ahead; at least one is.
+            columns: names of the tensors wanted; None is all six. A service sends no other tokens.
+            prefetch_bytes: memory for what is ahead of the trainer: batches that are built, at least one, and
+                with a service, half of it, for blocks that are here or under way, at least one.
             token_dtype: int64, or int32 to keep ids, labels and positions as they are stored.
             max_documents: N of every chunk of ``steps()``, tail slots included; None takes the plan's
                 largest.
@@ -107,27 +109,29 @@ class Loader:
         wanted = _checked_columns(columns)
         _check_counts(prefetch_bytes=prefetch_bytes, max_documents=max_documents)
         options = SourceOptions(
-            cp_size=cp_size,
+            place=place,
             layout=layout,
             corpus=corpus,
-            packs_per_chunk=packs_per_chunk,
             slot_budget=slot_budget,
             tp_size=tp_size,
             unit=unit,
             skip=skip,
+            columns=wanted,
+            window_bytes=prefetch_bytes // 2,
         )
         self._source = open_source(source, options)
         self._builder = BatchBuilder(
             self._source, place=place, placer=placer, columns=wanted, pads=PadsChoice()
         )
-        self._prefetch = max(1, prefetch_bytes // self._builder.batch_bytes(token_dtype.itemsize))
+        built_bytes = max(0, prefetch_bytes - self._source.window_bytes)
+        self._prefetch = max(1, built_bytes // self._builder.batch_bytes(token_dtype.itemsize))
         self._max_documents = max_documents
         self._position = Position(self._builder)
         self._iteration: weakref.ref[LoaderNode] | None = None
 
     @property
     def num_steps(self) -> int:
-        """Steps of the plan."""
+        """Steps of the plan; those so far, while a service is still planning."""
         return self._source.num_steps
 
     @property
@@ -223,6 +227,11 @@ class Loader:
     def _largest_num_slots(self) -> int:
         if self._max_documents is not None:
             return self._max_documents
+        if self._source.is_growing:
+            raise ValueError(
+                "the plan is still growing, so its largest number of documents in a chunk is not known; pass "
+                "max_documents= to Loader"
+            )
         return self._source.max_slots() * self._builder.place.packs_per_chunk
 
 

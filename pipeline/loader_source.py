@@ -1,7 +1,8 @@
 """Find out what a loader's source is, and open it as a ``RankSource``.
 
-In:   a path, and what the trainer asks of it
-Out:  ``PlanSource`` (``pipeline/plan_source.py``) or ``FileStore`` (``pipeline/store.py``)
+In:   a path or a fetcher, and what the trainer asks of it
+Out:  ``PlanSource`` (``pipeline/plan_source.py``), ``FileStore`` (``pipeline/store.py``) or ``FeedSource``
+      (``pipeline/feed_source.py``)
 
 The manifest of a folder says which of the two it is.
 """
@@ -13,6 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ringfeed.pipeline.feed_request import BLOCK_COLUMNS
+from ringfeed.pipeline.feed_source import FeedSource
 from ringfeed.pipeline.findings import folder_format
 from ringfeed.pipeline.manifest import describe_difference
 from ringfeed.pipeline.opening import OpenOptions, check_chunk, open_spec
@@ -27,7 +30,10 @@ from ringfeed.sharding.layouts import LAYOUT_NAMES, read_layout
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ringfeed.pipeline.view_source import RankSource, ViewSource
+    from ringfeed.pipeline.block_fetcher import BlockFetcher
+    from ringfeed.pipeline.opening import ViewSpec
+    from ringfeed.pipeline.ranks import RankPlace
+    from ringfeed.pipeline.view_source import RankSource
     from ringfeed.sharding.layouts import Layout
 
 __all__ = ["SourceOptions", "open_source"]
@@ -37,23 +43,28 @@ __all__ = ["SourceOptions", "open_source"]
 class SourceOptions:
     """What a trainer asks of a source; ``Loader`` says what each means."""
 
-    cp_size: int
+    place: RankPlace
     layout: str | Layout | None
     corpus: str | Path | Sequence[str | Path] | None
-    packs_per_chunk: int
     slot_budget: int | None
     tp_size: int
     unit: int
     skip: str | Path | None
+    columns: tuple[str, ...]
+    """Names of ``Batch.tensors``."""
+    window_bytes: int
+    """For blocks of a service that are here or under way."""
 
 
-def open_source(source: str | Path, options: SourceOptions) -> RankSource:
-    """Open the plan or the shards at ``source``.
+def open_source(source: str | Path | BlockFetcher, options: SourceOptions) -> RankSource:
+    """Open the plan or the shards at ``source``, or the service behind a fetcher, which is closed with it.
 
     Raises:
         ValueError: if it is neither, or does not fit ``options``.
         CorruptDataError: if it is damaged.
     """
+    if not isinstance(source, str | Path):
+        return _open_feed(source, options)
     scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]*)://", str(source))
     if scheme:
         raise ValueError(
@@ -75,7 +86,7 @@ def _is_shards(folder: Path) -> bool:
         return False
 
 
-def _open_plan(folder: Path, options: SourceOptions) -> ViewSource:
+def _open_plan(folder: Path, options: SourceOptions) -> RankSource:
     plan = Plan.open(folder)
     layout = _as_layout(options.layout)
     if layout is None:
@@ -85,10 +96,10 @@ def _open_plan(folder: Path, options: SourceOptions) -> ViewSource:
     corpora = plan.open_corpora(options.corpus)
     asked = OpenOptions(
         layout=layout,
-        cp_size=options.cp_size,
+        cp_size=options.place.cp_size,
         tp_size=options.tp_size,
         unit=options.unit,
-        packs_per_chunk=options.packs_per_chunk,
+        packs_per_chunk=options.place.packs_per_chunk,
         slot_budget=options.slot_budget,
     )
     spec = open_spec(plan, asked, pad_id=corpora.pad_id)
@@ -101,47 +112,84 @@ def _open_plan(folder: Path, options: SourceOptions) -> ViewSource:
     return source
 
 
-def _open_shards(folder: Path, options: SourceOptions) -> ViewSource:
+def _open_shards(folder: Path, options: SourceOptions) -> RankSource:
     store = FileStore.open(folder)
     spec = store.spec
-    if options.cp_size != spec.cp_size:
+    if options.place.cp_size != spec.cp_size:
         raise ValueError(
-            f"{folder} was cut for cp_size={spec.cp_size}, this loader has cp_size={options.cp_size}; run "
-            f"`ringfeed shard` again with --cp {options.cp_size}, or load from the plan"
+            f"{folder} was cut for cp_size={spec.cp_size}, this loader has cp_size={options.place.cp_size}; "
+            f"run `ringfeed shard` again with --cp {options.place.cp_size}, or load from the plan"
         )
+    made = _Made(what=str(folder), verb="was cut", owner="the shards'", command="shard")
+    _check_same(spec, options, made)
+    _check_same_skip(store.overlay_digest, options, made, num_documents=store.num_documents)
+    return store
+
+
+def _open_feed(fetcher: BlockFetcher, options: SourceOptions) -> RankSource:
+    try:
+        return _checked_feed(fetcher, options)
+    except BaseException:
+        fetcher.close()
+        raise
+
+
+def _checked_feed(fetcher: BlockFetcher, options: SourceOptions) -> RankSource:
+    if options.corpus is not None:
+        raise ValueError("corpus= has no use here: a service has its corpora itself; leave it out")
+    wanted = tuple(name for name in BLOCK_COLUMNS if name == "pieces" or name in options.columns)
+    source = FeedSource(fetcher, place=options.place, columns=wanted, window_bytes=options.window_bytes)
+    made = _Made(what="the service", verb="cuts", owner="the service's", command="serve")
+    _check_same(source.spec, options, made)
+    _check_same_skip(source.overlay_digest, options, made, num_documents=source.num_documents)
+    return source
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Made:
+    """How to speak of views that were made before the loader was."""
+
+    what: str
+    verb: str
+    owner: str
+    command: str
+
+
+def _check_same(spec: ViewSpec, options: SourceOptions, made: _Made) -> None:
+    """Refuse what the loader asks for beside what the views were made with."""
+    again = f"run `ringfeed {made.command}` again, or load from the plan"
     layout = _as_layout(options.layout)
     if layout is not None and _facts(layout) != _facts(spec.layout):
         difference = describe_difference(_facts(spec.layout), _facts(layout))
         raise ValueError(
-            f"{folder} was cut with another layout ({difference}); leave layout out to take the shards' "
-            "own, run `ringfeed shard` again, or load from the plan"
+            f"{made.what} {made.verb} with another layout ({difference}); leave layout out to take "
+            f"{made.owner} own, {again}"
         )
     if options.slot_budget not in (None, spec.pack_slots):
         raise ValueError(
-            f"slot_budget={options.slot_budget}, but {folder} holds packs of {spec.pack_slots} slots; leave "
-            "it out, run `ringfeed shard` again, or load from the plan"
+            f"slot_budget={options.slot_budget}, but {made.what} holds packs of {spec.pack_slots} slots; "
+            f"leave it out, {again}"
         )
     asked = replace(spec, tp_size=options.tp_size, unit=options.unit)
-    check_chunk(asked, packs_per_chunk=options.packs_per_chunk)
+    check_chunk(asked, packs_per_chunk=options.place.packs_per_chunk)
     cut_to, needed = spec.pack_lengths.multiple, asked.pack_lengths.multiple
     if spec.pack_shape is PackShape.VARIABLE and cut_to % needed:
         raise ValueError(
-            f"{folder} holds packs of variable length, multiples of {cut_to}; tp_size={options.tp_size}, "
-            f"unit={options.unit} need multiples of {needed}; run "
-            f"`ringfeed shard` again with --tp {options.tp_size} --unit {options.unit}, or load from the plan"
+            f"{made.what} has packs of variable length, multiples of {cut_to}; tp_size={options.tp_size}, "
+            f"unit={options.unit} need multiples of {needed}; run `ringfeed {made.command}` again with "
+            f"--tp {options.tp_size} --unit {options.unit}, or load from the plan"
         )
-    if options.skip is not None:
-        _check_same_skip(store, options.skip)
-    return store
 
 
-def _check_same_skip(store: FileStore, skip: str | Path) -> None:
-    overlay = read_skip_list(skip, num_documents=store.num_documents)
+def _check_same_skip(own: str, options: SourceOptions, made: _Made, *, num_documents: int) -> None:
+    if options.skip is None:
+        return
+    overlay = read_skip_list(options.skip, num_documents=num_documents)
     digest = NO_OVERLAY if overlay is None else overlay.digest
-    if digest != store.overlay_digest:
+    if digest != own:
         raise ValueError(
-            f"{store.path} was cut with skip list {store.overlay_digest or 'none'}, {skip} has "
-            f"{digest or 'none'}; leave skip out to take the shards' own, run `ringfeed shard --skip {skip}` "
+            f"{made.what} {made.verb} with skip list {own or 'none'}, {options.skip} has {digest or 'none'}; "
+            f"leave skip out to take {made.owner} own, run `ringfeed {made.command} --skip {options.skip}` "
             "again, or load from the plan"
         )
 

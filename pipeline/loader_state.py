@@ -128,7 +128,7 @@ def check_state(state: LoaderState, source: RankSource, *, dp_size: int, packs_p
 
 
 def _check_place(state: LoaderState, source: RankSource) -> None:
-    if state.last_step >= source.num_steps:
+    if state.last_step >= 0 and not source.has_step(state.last_step):
         raise ValueError(
             f"the loader state stands at step {state.step}, micro-batch {state.micro_batch}, beyond the "
             f"plan: it ends after {source.num_steps} steps; load it with the plan that it was saved on, "

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ringfeed.pipeline.laid_pack import LaidPack, lay_pack
+from ringfeed.pipeline.local_source import LocalSource
 from ringfeed.pipeline.opening import check_footprints
 from ringfeed.pipeline.pack_slots import lay_out, token_table
 from ringfeed.pipeline.step_packs import Pieces
-from ringfeed.pipeline.step_share import StepShare, deal_step
 from ringfeed.pipeline.supervision import supervised_tokens
 from ringfeed.pipeline.thd import thd_from_pieces
 from ringfeed.pipeline.view_kernels import fill_positions, fill_tokens
@@ -26,15 +27,14 @@ from ringfeed.pipeline.view_source import NO_OVERLAY, Overlay, PackView, StepFac
 from ringfeed.pipeline.views import RankView
 
 if TYPE_CHECKING:
-    import threading
+    from collections.abc import Sequence
 
     import numpy.typing as npt
 
-    from ringfeed.pipeline.corpus_set import CorpusSet
+    from ringfeed.pipeline.corpus_set import CorpusSet, PieceTokens
     from ringfeed.pipeline.opening import ViewSpec
     from ringfeed.pipeline.pack_slots import PackSlots
     from ringfeed.pipeline.plan import Plan
-    from ringfeed.pipeline.ranks import RankPlace
     from ringfeed.pipeline.step_packs import StepPacks
     from ringfeed.pipeline.thd import ThdChunk
     from ringfeed.sharding.run_kernels import Int64Array
@@ -45,7 +45,7 @@ __all__ = ["PlanSource"]
 _CHECKED_KEPT = 1 << 16
 
 
-class PlanSource:
+class PlanSource(LocalSource):
     """A ``ViewSource`` over a plan. One thread at a time."""
 
     def __init__(
@@ -131,15 +131,6 @@ class PlanSource:
         most = int(self._corpora.lengths(self.overlay.documents).sum()) * self._plan.num_epochs
         return least is None or most >= least
 
-    def wait_for(self, step: int, micro_batch: int, *, stop: threading.Event) -> bool:  # noqa: ARG002
-        return step < self.num_steps
-
-    def step_share(self, step: int, place: RankPlace) -> StepShare:
-        return deal_step(self.step_facts(step), self, place)
-
-    def rank_view(self, step: int, pack: int | None, *, cp_rank: int) -> RankView:
-        return self.pack_view(step, pack, cp_rank=cp_rank).view
-
     def pack_view(self, step: int, pack: int | None, *, cp_rank: int) -> PackView:
         pieces, skipped = self._pieces(step, pack)
         slots = lay_out(pieces, spec=self.spec, skipped=skipped)
@@ -162,6 +153,20 @@ class PlanSource:
             local_supervised=supervised,
         )
         return PackView(view=view, pieces=pieces)
+
+    def lay_pack(self, step: int, pack: int) -> LaidPack:
+        pieces, skipped = self._pieces(step, pack)
+        return lay_pack(pieces, place=(step, pack), spec=self.spec, skipped=skipped)
+
+    def fill_ranks(
+        self, laid: LaidPack, ids: Sequence[npt.NDArray[np.int32]], labels: Sequence[npt.NDArray[np.int32]]
+    ) -> list[int]:
+        table, _tokens = self._token_table(laid.pieces, laid.slots)
+        offsets, pad_id = laid.slots.cu_seqlens_padded, self.spec.pad_id
+        return [
+            int(fill_tokens(index_map.runs, offsets, table, pad_id, *targets))
+            for index_map, *targets in zip(laid.maps, ids, labels, strict=True)
+        ]
 
     def chunk(self, step: int, pack: int) -> tuple[Pieces, ThdChunk]:
         """Return a whole pack, checked: what all ranks' views of it are cut from. Errors as ``pack_view``."""
@@ -191,9 +196,7 @@ class PlanSource:
         return pieces, None if self.overlay is None else self.overlay.skipped(pieces.documents)
 
     def _fill(self, pieces: Pieces, slots: PackSlots, runs: Int64Array, buffers: _Buffers) -> int:
-        self._check_documents(slots.documents)
-        tokens = self._corpora.piece_tokens(pieces.documents, pieces.starts, pieces.lengths)
-        table = token_table(pieces, slots, tokens=tokens, boundary=self.spec.boundary)
+        table, _tokens = self._token_table(pieces, slots)
         offsets = slots.cu_seqlens_padded
         supervised = fill_tokens(runs, offsets, table, self.spec.pad_id, buffers.ids, buffers.labels)
         fill_positions(
@@ -201,6 +204,12 @@ class PlanSource:
         )
         self.tokens_copied += len(buffers.mask) - int(np.count_nonzero(buffers.mask))
         return int(supervised)
+
+    def _token_table(self, pieces: Pieces, slots: PackSlots) -> tuple[npt.NDArray[np.int64], PieceTokens]:
+        """Return where the checked tokens of a pack lie, and what keeps them mapped while they are read."""
+        self._check_documents(slots.documents)
+        tokens = self._corpora.piece_tokens(pieces.documents, pieces.starts, pieces.lengths)
+        return token_table(pieces, slots, tokens=tokens, boundary=self.spec.boundary), tokens
 
     def _check_documents(self, documents: Int64Array) -> None:
         """Hash each document that was not checked lately, and its row of the table."""

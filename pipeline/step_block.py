@@ -33,11 +33,23 @@ if TYPE_CHECKING:
 
     from ringfeed.pipeline.feed_facts import FeedFacts
 
-__all__ = ["BlockHeader", "BlockRows", "EncodedBlock", "block_schema", "column_digests", "encode_block"]
+__all__ = [
+    "TOKEN_COLUMNS",
+    "BlockHeader",
+    "BlockRows",
+    "EncodedBlock",
+    "block_schema",
+    "column_digests",
+    "encode_block",
+]
 
+TOKEN_COLUMNS = ("input_ids", "labels")
+"""Columns with an entry per token; the rest is small."""
 _HEADER_KEY = b"ringfeed.block"
 _MAX_HEADER_BYTES = 32 << 20
 _DIGEST_BYTES = 16
+# No digest: what the column says cannot be read.
+_OUT_OF_BOUNDS = "offsets out of bounds"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -163,14 +175,11 @@ def block_schema(facts: FeedFacts, columns: Sequence[str] = BLOCK_COLUMNS) -> pa
         schema.append(("starts", pa.list_(pa.int64())))
     if facts.overlay_digest != NO_OVERLAY:
         schema.append(("skipped", pa.list_(pa.uint8())))
-    schema += [(name, pa.large_list(pa.int32())) for name in _TOKENS if name in columns]
-    if not set(_TOKENS) <= set(columns):
+    schema += [(name, pa.large_list(pa.int32())) for name in TOKEN_COLUMNS if name in columns]
+    if not set(TOKEN_COLUMNS) <= set(columns):
         # The rank cannot make the digest of its chunk from what it gets.
         schema.append(("chunk_digest", pa.uint64()))
     return pa.schema(schema)
-
-
-_TOKENS = ("input_ids", "labels")
 
 
 def encode_block(
@@ -215,7 +224,10 @@ def _digest(column: pa.Array) -> str:
         hasher.update(column.to_numpy(zero_copy_only=True).data)
         return hasher.hexdigest()
     offsets = column.offsets.to_numpy()
-    hasher.update(np.diff(offsets).astype("<i8").data)
+    lengths = np.diff(offsets)
+    if (lengths < 0).any() or offsets[0] < 0 or offsets[-1] > len(column.values):
+        return _OUT_OF_BOUNDS
+    hasher.update(lengths.astype("<i8").data)
     values = column.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
     hasher.update(values.to_numpy(zero_copy_only=True).data)
     return hasher.hexdigest()

@@ -19,6 +19,8 @@ import pyarrow as pa
 import xxhash
 
 from ringfeed.pipeline.arrow_codec import SCHEMA, ViewDecoder
+from ringfeed.pipeline.laid_pack import LaidPack, lay_pack
+from ringfeed.pipeline.local_source import LocalSource
 from ringfeed.pipeline.manifest import (
     CorruptDataError,
     FileEntry,
@@ -29,16 +31,15 @@ from ringfeed.pipeline.manifest import (
 from ringfeed.pipeline.opening import ViewSpec
 from ringfeed.pipeline.shard_files import FileIndex, FolderFacts, index_name, packs_name, view_file_name
 from ringfeed.pipeline.step_packs import Pieces
-from ringfeed.pipeline.step_share import StepShare, deal_step
 from ringfeed.pipeline.view_source import PackView, StepFacts
 from ringfeed.pipeline.views import padding_view
 
 if TYPE_CHECKING:
-    import threading
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
 
     from ringfeed.pipeline.manifest import Manifest
-    from ringfeed.pipeline.ranks import RankPlace
-    from ringfeed.pipeline.views import RankView
 
 __all__ = ["SHARDS_FORMAT", "FileStore"]
 
@@ -47,7 +48,7 @@ SHARDS_FORMAT = "ringfeed-shards"
 _FOLDERS_KEPT = 2
 
 
-class FileStore:
+class FileStore(LocalSource):
     """A ``ViewSource`` over a shards folder. One thread at a time."""
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
@@ -115,15 +116,6 @@ class FileStore:
     def step_facts(self, step: int) -> StepFacts:
         return self._table(self._folder_of(step)).step_facts(step)
 
-    def wait_for(self, step: int, micro_batch: int, *, stop: threading.Event) -> bool:  # noqa: ARG002
-        return step < self.num_steps
-
-    def step_share(self, step: int, place: RankPlace) -> StepShare:
-        return deal_step(self.step_facts(step), self, place)
-
-    def rank_view(self, step: int, pack: int | None, *, cp_rank: int) -> RankView:
-        return self.pack_view(step, pack, cp_rank=cp_rank).view
-
     def pack_view(self, step: int, pack: int | None, *, cp_rank: int) -> PackView:
         if pack is None:
             return PackView(view=padding_view(self.spec, cp_rank=cp_rank), pieces=Pieces.concat([]))
@@ -143,6 +135,23 @@ class FileStore:
                 f"{opened.path}: {where} holds step {found.step}, pack {found.pack}; make {self.path} again"
             )
         return found.view
+
+    def lay_pack(self, step: int, pack: int) -> LaidPack:
+        found = self.pack_view(step, pack, cp_rank=0)
+        # Copies: what the decoder returns lies in the staging buffer.
+        pieces = found.pieces.take(np.arange(len(found.pieces)))
+        skipped = np.diff(found.view.cu_seqlens)[: len(pieces)] == 0
+        return lay_pack(pieces, place=(step, pack), spec=self.spec, skipped=skipped)
+
+    def fill_ranks(
+        self, laid: LaidPack, ids: Sequence[npt.NDArray[np.int32]], labels: Sequence[npt.NDArray[np.int32]]
+    ) -> list[int]:
+        counts = []
+        for rank, (rank_ids, rank_labels) in enumerate(zip(ids, labels, strict=True)):
+            view = self.pack_view(laid.step, laid.pack, cp_rank=rank).view
+            rank_ids[:], rank_labels[:] = view.input_ids, view.labels
+            counts.append(view.local_supervised)
+        return counts
 
     @property
     def bytes_held(self) -> int:

@@ -18,10 +18,12 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     import threading
+    from collections.abc import Sequence
 
     import numpy as np
     import numpy.typing as npt
 
+    from ringfeed.pipeline.laid_pack import LaidPack
     from ringfeed.pipeline.opening import ViewSpec
     from ringfeed.pipeline.ranks import RankPlace
     from ringfeed.pipeline.step_packs import Pieces
@@ -93,7 +95,17 @@ class RankSource(Protocol):
 
     @property
     def num_steps(self) -> int:
-        """Steps of the plan; those so far, while a service still plans."""
+        """Steps of the plan; those so far, while it is growing."""
+        ...
+
+    @property
+    def is_growing(self) -> bool:
+        """Whether a service still plans: ``num_steps`` and ``max_slots()`` are those so far."""
+        ...
+
+    @property
+    def window_bytes(self) -> int:
+        """Bytes that the source may hold for what comes next; 0 where nothing is fetched ahead."""
         ...
 
     @property
@@ -118,6 +130,14 @@ class RankSource(Protocol):
 
     def max_slots(self) -> int:
         """Return the largest N (slots of a pack, its tail slot included) over the run."""
+        ...
+
+    def has_step(self, step: int) -> bool:
+        """Return whether the plan has ``step``; waits for the answer while a service still plans.
+
+        Raises:
+            TimeoutError: if the plan does not get there.
+        """
         ...
 
     def wait_for(self, step: int, micro_batch: int, *, stop: threading.Event) -> bool:
@@ -181,4 +201,26 @@ class ViewSource(RankSource, Protocol):
 
     def pack_view(self, step: int, pack: int | None, *, cp_rank: int) -> PackView:
         """Do what ``rank_view`` does, and return the pieces of the pack with it."""
+        ...
+
+    def lay_pack(self, step: int, pack: int) -> LaidPack:
+        """Return how ``pack`` lies on all ranks; the caller may keep it. Errors as ``rank_view``."""
+        ...
+
+    def fill_ranks(
+        self, laid: LaidPack, ids: Sequence[npt.NDArray[np.int32]], labels: Sequence[npt.NDArray[np.int32]]
+    ) -> list[int]:
+        """Write every cp rank's ids and labels of a pack, reading and checking its tokens once.
+
+        Args:
+            laid: from ``lay_pack`` of this source.
+            ids: per cp rank int32 [L], contiguous, filled with the bytes that ``rank_view`` has.
+            labels: likewise.
+
+        Returns:
+            ``local_supervised`` of each rank.
+
+        Raises:
+            CorruptDataError: if the tokens are damaged.
+        """
         ...

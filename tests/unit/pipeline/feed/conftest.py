@@ -11,6 +11,7 @@ from ringfeed.pipeline.plan_source import PlanSource
 from ringfeed.pipeline.planner.options import PlanOptions
 from ringfeed.pipeline.planner.run import run_plan
 from ringfeed.sharding.layouts import make_layout
+from ringfeed.workers.block_builder import BlockBuilder
 
 PAD = 9
 
@@ -44,7 +45,7 @@ def plan(make_plan):
     return make_plan()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def open_source():
     """Return a function that opens a plan as a source."""
     opened = []
@@ -63,6 +64,21 @@ def open_source():
         source.close()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
+def make_builder(open_source, plan):
+    """Return a function that makes a builder over the plan, or over another source."""
+
+    def make(made_from=None, *, block_bytes=2048, keep_bytes=1 << 20, is_growing=lambda: False, **options):
+        def opened():
+            return open_source(plan, **options)
+
+        return BlockBuilder(
+            made_from or opened, block_bytes=block_bytes, keep_bytes=keep_bytes, is_growing=is_growing
+        )
+
+    return make
+
+
+@pytest.fixture(scope="session")
 def facts(plan, open_source):
     return FeedFacts.of_source(open_source(plan), block_bytes=4096)
