@@ -12,11 +12,12 @@ names stand for axes taken together: ``dp`` (dp_replicate, dp_shard) and ``dp_cp
 import math
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 __all__ = [
     "AXES",
     "FLAT_AXES",
+    "LoaderRanks",
     "MeshShape",
     "RankCoords",
     "get_submesh",
@@ -30,6 +31,15 @@ FLAT_AXES = {"dp": ("dp_replicate", "dp_shard"), "dp_cp": ("dp_replicate", "dp_s
 
 # Where ranks that are too many or too few can go, in the order in which a user would want it.
 _GROWS = ("dp_shard", "dp_replicate", "cp", "pp", "tp")
+
+
+class LoaderRanks(TypedDict):
+    """What ``Loader`` and ``Batch`` call a rank."""
+
+    dp_rank: int
+    dp_size: int
+    cp_rank: int
+    cp_size: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -194,8 +204,8 @@ class MeshShape:
         # Ranks rise along every axis, so those that agree on the other axes come in its order.
         return [peer for peer in range(self.num_ranks) if self._index(others, self.coords(peer)) == place]
 
-    def loader_ranks(self, rank: int) -> dict[str, int]:
-        """Return what ``Loader`` and ``Batch`` call this rank: dp_rank, dp_size, cp_rank, cp_size.
+    def loader_ranks(self, rank: int) -> LoaderRanks:
+        """Return what ``Loader`` and ``Batch`` call this rank.
 
         Raises:
             ValueError: if there is no such rank.
@@ -221,8 +231,8 @@ def get_submesh(device_mesh: Any, dim: str) -> Any:
 
     Args:
         device_mesh: a ``DeviceMesh``, any mapping of axis names to submeshes that has
-            ``mesh_dim_names``, or None. A ``DeviceMesh`` does not list flattened axes there: ask the
-            mesh itself for those, ``device_mesh["dp"]``.
+            ``mesh_dim_names``, or None. A ``DeviceMesh`` does not list flattened axes there:
+            ``mesh_build.flat_submesh`` knows those.
         dim: the name of the axis.
     """
     if device_mesh is None or dim not in (getattr(device_mesh, "mesh_dim_names", None) or ()):

@@ -13,7 +13,7 @@ from ringfeed.sharding.mesh_environment import RankEnvironment, read_rank_enviro
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["build_device_mesh"]
+__all__ = ["build_device_mesh", "flat_submesh"]
 
 _BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 
@@ -23,8 +23,9 @@ def build_device_mesh(
 ) -> "DeviceMesh":
     """Return the mesh of ``shape`` over all ranks; every rank calls this with the same arguments.
 
-    ``mesh["cp"]`` is the submesh of an axis, ``mesh["dp"]`` and ``mesh["dp_cp"]`` the flattened ones:
-    over ``dp`` ranks get different packs, over ``dp_cp`` different tokens, so losses are summed there.
+    ``mesh["cp"]`` is the submesh of an axis, ``flat_submesh(mesh, "dp")`` and ``"dp_cp"`` are the flattened
+    ones, ``mesh.get_group`` knows the group of each: over ``dp`` ranks get different packs, over ``dp_cp``
+    different tokens, so losses are summed there.
 
     Where no process group exists, one is made as the launcher says, with gloo for ``cpu`` and nccl for
     ``cuda``, and ``cuda`` takes the device of the local rank. One that exists is used as it is.
@@ -53,9 +54,27 @@ def build_device_mesh(
         shape.check_num_ranks(environment.world_size)
         _start(environment, device)
     mesh = init_device_mesh(device, shape.sizes, mesh_dim_names=AXES)
-    for name, parts in FLAT_AXES.items():
-        mesh[parts]._flatten(name)
+    for name in FLAT_AXES:
+        flat_submesh(mesh, name)
     return mesh
+
+
+def flat_submesh(mesh: "DeviceMesh", name: str) -> "DeviceMesh":
+    """Return the one-dimensional mesh of axes taken together; FSDP takes that of ``dp_cp``.
+
+    ``mesh[name]`` is the same mesh, with a warning that torch will not find it by name for ever.
+
+    Args:
+        mesh: from ``build_device_mesh``.
+        name: one of ``FLAT_AXES``.
+
+    Raises:
+        ValueError: if there is no such name.
+    """
+    if name not in FLAT_AXES:
+        raise ValueError(f"name={name!r} must be one of {', '.join(FLAT_AXES)}; mesh[{name!r}] is one axis")
+    # The one that is there already, after the first time.
+    return mesh[FLAT_AXES[name]]._flatten(name)
 
 
 def _start(environment: RankEnvironment, device: str) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import torch.distributed as dist
 
 from ringfeed.sharding.attention.te_communication import CommType, TeCommunication
 from ringfeed.sharding.mesh import AXES, MeshShape, get_submesh, mesh_axis_size
-from ringfeed.sharding.mesh_build import build_device_mesh
+from ringfeed.sharding.mesh_build import build_device_mesh, flat_submesh
 from ringfeed.sharding.mesh_environment import read_rank_environment
 
 
@@ -26,7 +27,9 @@ def slurm_variables(folder: Path, num_ranks: int, rank: int) -> dict[str, str]:
 
 
 def check_axis(mesh, shape: MeshShape, axis: str, rank: int) -> None:
-    submesh, members = mesh[axis], shape.group(axis, rank)
+    submesh = mesh[axis] if axis in AXES else flat_submesh(mesh, axis)
+    members = shape.group(axis, rank)
+    assert dist.get_process_group_ranks(mesh.get_group(axis)) == members, axis
     assert dist.get_process_group_ranks(submesh.get_group()) == members, axis
     assert submesh.size() == shape.size(axis) == len(members), axis
     assert submesh.get_local_rank() == shape.axis_rank(axis, rank), axis
@@ -66,8 +69,12 @@ def main() -> None:
     assert dist.get_backend() == "gloo"
     assert mesh.mesh_dim_names == AXES
     assert tuple(mesh.shape) == shape.sizes
-    for axis in (*AXES, "dp", "dp_cp"):
-        check_axis(mesh, shape, axis, rank)
+    with warnings.catch_warnings(action="error"):
+        for axis in (*AXES, "dp", "dp_cp"):
+            check_axis(mesh, shape, axis, rank)
+    assert mesh["dp_cp"] == flat_submesh(mesh, "dp_cp")
+    with pytest.raises(ValueError, match="name='cp' must be one of dp, dp_cp"):
+        flat_submesh(mesh, "cp")
     assert get_submesh(mesh, "cp").get_local_rank() == shape.coords(rank).cp
     assert [mesh_axis_size(mesh, axis) for axis in ("pp", "cp", "ep")] == [1, 2, 0]
     # A second mesh goes by the process group that is there, whatever the variables say now.

@@ -1,47 +1,20 @@
 """What the documents tell a reader to type works, in the order in which it stands there.
 
-A ``bash`` or ``python`` block is run; all blocks of one document share a folder. A ``console`` block is for
-what cannot run here (make, pip, training clusters): its make targets and commands must exist.
+``conftest.py`` runs the blocks. In those that cannot run here, make targets and commands must exist.
 """
 
-import os
 import re
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-RUN_BY = {"bash": ["bash", "-euo", "pipefail", "-c"], "python": [sys.executable, "-c"]}
-NOT_RUN = {"console", "text", "yaml", "json"}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Block:
-    where: str
-    label: str
-    text: str
-
-
-def blocks_of(document: Path) -> list[Block]:
-    text = document.read_text()
-    return [
-        Block(
-            where=f"{document.name}:{text.count(chr(10), 0, match.start()) + 1}",
-            label=match[1],
-            text=match[2],
-        )
-        for match in BLOCK.finditer(text)
-    ]
-
-
-def environment() -> dict[str, str]:
-    """The environment of a reader who has activated the virtual environment."""
-    return {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+# Run by test_trainers.py, which also looks at what comes out.
+RUN_ELSEWHERE = {"trainers.md"}
+HERE = [document for document in DOCUMENTS if document.name not in RUN_ELSEWHERE]
 
 
 def make_targets() -> set[str]:
@@ -50,31 +23,20 @@ def make_targets() -> set[str]:
 
 @pytest.mark.ray
 @pytest.mark.slow
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_every_block_runs_in_order(document, tmp_path):
-    for block in blocks_of(document):
-        if block.label in NOT_RUN:
-            continue
-        result = subprocess.run(
-            [*RUN_BY[block.label], block.text],
-            cwd=tmp_path,
-            env=environment(),
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=600,
-        )
-        assert result.returncode == 0, f"{block.where}\n{block.text}\n{result.stdout}\n{result.stderr}"
+@pytest.mark.parametrize("document", HERE, ids=lambda path: path.name)
+def test_every_block_runs_in_order(document, tmp_path, run_document):
+    run_document(document, tmp_path)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_every_block_says_what_it_is(document):
-    unknown = [block.where for block in blocks_of(document) if block.label not in {*RUN_BY, *NOT_RUN}]
+def test_every_block_says_what_it_is(document, blocks_of):
+    fences = re.findall(r"^```.*$", document.read_text(), re.MULTILINE)
 
-    assert unknown == []
+    assert [block.where for block in blocks_of(document) if not block.is_known] == []
+    assert len(fences) == 2 * len(blocks_of(document))
 
 
-def test_readme_shows_both_commands_and_runs_something():
+def test_readme_shows_both_commands_and_runs_something(blocks_of):
     labels = [block.label for block in blocks_of(ROOT / "README.md")]
     first_screen = "\n".join((ROOT / "README.md").read_text().splitlines()[:45])
 
@@ -85,7 +47,7 @@ def test_readme_shows_both_commands_and_runs_something():
 @pytest.mark.parametrize(
     "document", [*DOCUMENTS, ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md"], ids=str
 )
-def test_every_make_target_that_is_named_exists(document):
+def test_every_make_target_that_is_named_exists(document, blocks_of):
     commands = [line.split("#")[0] for block in blocks_of(document) for line in block.text.splitlines()]
     named = {
         word
@@ -99,7 +61,7 @@ def test_every_make_target_that_is_named_exists(document):
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_every_command_that_is_not_run_exists(document):
+def test_every_command_that_is_not_run_exists(document, blocks_of):
     lines = [
         line for block in blocks_of(document) if block.label == "console" for line in block.text.splitlines()
     ]

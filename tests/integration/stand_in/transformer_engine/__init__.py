@@ -1,0 +1,1 @@
+"""Stands in for TransformerEngine where there is no GPU: its attention's arguments, computed on a CPU."""

@@ -1,0 +1,3 @@
+from .attention import DotProductAttention
+
+__all__ = ["DotProductAttention"]
