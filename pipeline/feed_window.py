@@ -9,6 +9,7 @@ that resumes inside a block asks for the rest of it.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from dataclasses import dataclass
@@ -28,8 +29,12 @@ if TYPE_CHECKING:
 
 __all__ = ["BlockGrid", "FeedWindow", "Slot"]
 
-# Of a piece: document, length, and perhaps its start.
-_SLOT_BYTES = 16
+# Upper bounds, so that what comes is never more than was reckoned with where shares are even. Of a piece:
+# document, length, start, whether it is skipped. Of a row: its counts, offsets and digest.
+_PIECE_BYTES = 21
+_ROW_BYTES = 48
+# A number in the header, with its comma; a step without its numbers; the rest of the header.
+_NUMBER_BYTES, _STEP_BYTES, _HEADER_BYTES = 21, 128, 1024
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,19 +47,27 @@ class BlockGrid:
     """M"""
     batches_per_block: int
     batch_bytes: int
-    """What one micro-batch takes in a block; an estimate where shares are uneven."""
+    """What one micro-batch takes in a block at most; an estimate where shares are uneven."""
+    step_bytes: int = 0
+    """What the facts of a step take that a block touches."""
+    header_bytes: int = 0
+    """What a block takes beside."""
 
     @classmethod
     def of(cls, facts: FeedFacts, place: RankPlace, columns: tuple[str, ...]) -> BlockGrid:
         """Return the grid of ``place``; ValueError if it does not fit the service."""
         num_columns = sum(name in columns for name in TOKEN_COLUMNS)
-        pack_bytes = 4 * num_columns * facts.local_tokens + _SLOT_BYTES * facts.max_slots
+        pack_bytes = 4 * num_columns * facts.local_tokens + _PIECE_BYTES * facts.max_slots + _ROW_BYTES
+        batches_per_step = facts.batches_per_step(place)
+        numbers = 2 * batches_per_step * place.packs_per_chunk + len(facts.sources)
         return cls(
             place=place,
             columns=columns,
-            batches_per_step=facts.batches_per_step(place),
+            batches_per_step=batches_per_step,
             batches_per_block=facts.batches_per_block(place),
             batch_bytes=place.packs_per_chunk * pack_bytes,
+            step_bytes=_STEP_BYTES + _NUMBER_BYTES * numbers,
+            header_bytes=_HEADER_BYTES,
         )
 
     def index(self, step: int, micro_batch: int) -> int:
@@ -71,6 +84,11 @@ class BlockGrid:
             num_micro_batches=stop - first,
             columns=self.columns,
         )
+
+    def bytes_of(self, request: BlockRequest) -> int:
+        """Return what the answer to ``request`` takes at most; an estimate where shares are uneven."""
+        num_steps = len(request.steps(self.batches_per_step))
+        return self.header_bytes + num_steps * self.step_bytes + request.num_micro_batches * self.batch_bytes
 
 
 class Slot:
@@ -111,7 +129,8 @@ class FeedWindow:
         self._budget = budget
         self._slots: deque[Slot] = deque()
         self._lock = threading.Lock()
-        self._largest_batch = grid.batch_bytes
+        self._excess = 1.0
+        """How much larger than reckoned with a block was, at the most."""
 
     def move_to(self, index: int, *, end: int) -> Slot:
         """Say that the consumer stands at ``index``, drop what it is past, and ask for what comes next.
@@ -163,7 +182,7 @@ class FeedWindow:
             here = sum(size for size in arrived if size is not None)
             name = f"{len(arrived) - len(under_way)} blocks at this rank (budget {self._budget:,} B)"
             waited = f"{len(under_way)} blocks under way"
-            return {name: here, waited: sum(map(self._estimate, under_way))}
+            return {name: here, waited: sum(self._estimate(slot.request) for slot in under_way)}
 
     def _fill(self, end: int) -> None:
         while True:
@@ -171,8 +190,7 @@ class FeedWindow:
             if first >= end:
                 return
             used = sum(self._size(slot) for slot in self._slots)
-            following = self._grid.request(first, end).num_micro_batches * self._largest_batch
-            if used + following > self._budget:
+            if used + self._estimate(self._grid.request(first, end)) > self._budget:
                 return
             self._ask(first, end)
 
@@ -183,13 +201,13 @@ class FeedWindow:
     def _size(self, slot: Slot) -> int:
         size = slot.nbytes
         if size is None:
-            return self._estimate(slot)
+            return self._estimate(slot.request)
         # Shares may be uneven: what comes next is taken to be as large as the largest so far.
-        self._largest_batch = max(self._largest_batch, -(-size // slot.request.num_micro_batches))
+        self._excess = max(self._excess, size / self._grid.bytes_of(slot.request))
         return size
 
-    def _estimate(self, slot: Slot) -> int:
-        return slot.request.num_micro_batches * self._largest_batch
+    def _estimate(self, request: BlockRequest) -> int:
+        return math.ceil(self._grid.bytes_of(request) * self._excess)
 
     def _drop(self) -> None:
         for slot in self._slots:

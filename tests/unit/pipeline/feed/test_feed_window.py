@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ringfeed.pipeline.feed_request import BLOCK_COLUMNS
 from ringfeed.pipeline.feed_window import BlockGrid, FeedWindow
 from ringfeed.pipeline.ranks import RankPlace
+from ringfeed.pipeline.skip import skip_list
 from ringfeed.pipeline.step_block import EncodedBlock
 
 GRID = BlockGrid(
@@ -179,5 +181,19 @@ def test_cp_peers_cut_the_run_alike_wherever_they_stand(facts):
         mine, theirs = (grid.request(first, grid.index(facts.num_steps, 0)) for grid in grids)
         assert mine.share_key == theirs.share_key
         mine.check(facts)
-    assert grids[0].batch_bytes == 32 * 8 + 16 * facts.max_slots
     assert replace(grids[0], place=places[1]) == grids[1]
+
+
+@pytest.mark.parametrize("options", [{}, {"overlay": skip_list([3, 40])}, {"layout": "identity"}])
+@pytest.mark.parametrize("columns", [(), ("pieces",), ("pieces", "labels"), BLOCK_COLUMNS])
+@pytest.mark.parametrize("packs_per_chunk", [1, 2])
+def test_no_block_is_larger_than_was_reckoned_with(make_builder, options, columns, packs_per_chunk):
+    builder = make_builder(block_bytes=1500, **options)
+    facts = builder.facts()
+    place = RankPlace(dp_rank=0, dp_size=2, cp_rank=0, cp_size=2, packs_per_chunk=packs_per_chunk)
+    grid = BlockGrid.of(facts, place, columns)
+    first, end = 0, grid.index(facts.num_steps, 0)
+    while first < end:
+        request = grid.request(first, end)
+        assert builder.block(request).nbytes <= grid.bytes_of(request)
+        first += request.num_micro_batches
