@@ -28,15 +28,16 @@ from numpy.typing import NDArray
 
 from ringfeed.pipeline.plan import Plan
 from ringfeed.pipeline.planner.best_fit import best_fit_decreasing, descending_order
+from ringfeed.pipeline.planner.cursors import LaneCursor, SourceCursor, StreamCursor
 from ringfeed.pipeline.planner.documents import LengthsTable
-from ringfeed.pipeline.planner.draw import DrawCursor
 from ringfeed.pipeline.planner.options import Balance, BlockLimits, PlanOptions
 from ringfeed.pipeline.planner.rows import window_rows
 from ringfeed.pipeline.planner.run import run_plan
 from ringfeed.pipeline.planner.snapshots import Snapshot
 from ringfeed.pipeline.planner.stream import StreamPieces
 from ringfeed.pipeline.planner.windows import WindowStart, plan_windows
-from ringfeed.pipeline.planner.writer import PlanWriter
+from ringfeed.pipeline.planner.writer import PlanWriter, WriteRule
+from ringfeed.pipeline.recipe import SourceRef
 
 PACK_TOKENS = 131_072
 RUNS = 9
@@ -181,24 +182,26 @@ class LargeTable(LengthsTable):
 
 def bench_format(num_windows: int) -> None:
     """Write some windows from the middle of a plan of 15T tokens."""
-    table = LargeTable(Path("lengths.npy"), log_normal(1 << 20), ())
-    limits = BlockLimits()
+    source = SourceRef(kind="lengths", name="lengths", fingerprint="", num_documents=0)
+    table = LargeTable(Path("lengths.npy"), log_normal(1 << 20), (source,))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         options = plan_options(folder, "best_fit", pack_tokens=PACK_TOKENS, packs_per_step=32)
-        middle = DrawCursor(block=table.num_documents // 65_536 // 2)
+        lane = LaneCursor(block=table.num_documents // 65_536 // 2)
+        middle = StreamCursor(sources=(SourceCursor(lanes=(lane,)),))
         start = WindowStart(
             cursor=middle, drawn_slots=0, planned_slots=0, first_step=0, carried=StreamPieces.concat([])
         )
         snapshot = Snapshot(window=start, steps_done=0, chain="00" * 16)
-        writer = PlanWriter(folder, limits=limits, overflow=options.overflow, number=0, snapshot=snapshot)
+        rule = WriteRule(limits=BlockLimits(), overflow=options.overflow)
+        writer = PlanWriter(folder, rule=rule, number=0, snapshot=snapshot)
         num_steps = num_pieces = 0
         for window in islice(plan_windows(table, options, start=start), num_windows):
             rows, tally = window_rows(window, table, options)
             writer.add(window, rows, tally, steps_done=0)
             num_steps += window.num_steps
             num_pieces += len(rows.pieces)
-        writer.finish()
+        writer.finish(window)
         size = {
             kind: sum(path.stat().st_size for path in folder.glob(f"{kind}-*"))
             for kind in ("block", "snapshot")

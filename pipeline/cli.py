@@ -32,6 +32,25 @@ def number(explanation: str, *, metavar: str = "N") -> Any:
     return typer.Option(metavar=metavar, help=explanation, parser=parse)
 
 
+def weights_option() -> Any:
+    """Return a typer option for ``NAME=NUMBER,...``; numbers are checked in ``config.py``."""
+
+    def parse(typed: str) -> dict[str, float]:
+        weights: dict[str, float] = {}
+        for part in typed.split(","):
+            name, _, value = part.rpartition("=")
+            try:
+                number = float(value)
+            except ValueError:
+                name = ""
+            if not name or name in weights:
+                raise typer.BadParameter(f"{typed!r} is not made of NAME=NUMBER, each name once")
+            weights[name] = number
+        return weights
+
+    return typer.Option(metavar="NAME=W,...", help="or: a weight for each corpus", parser=parse)
+
+
 ConfigFile = Annotated[
     Path | None,
     typer.Option("--config", metavar="RUN.YAML", help="read what no flag gives from this file"),
@@ -150,10 +169,15 @@ def plan(
             metavar="split|truncate|drop|error", help="documents longer than a pack  [default: split]"
         ),
     ] = None,
+    mixture: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="weights, schedule and curriculum of the corpora")
+    ] = None,
+    weights: Annotated[dict[str, float] | None, weights_option()] = None,
     seed: Annotated[int | None, number("shuffle  [default: corpus order]", metavar="S")] = None,
     epochs: Annotated[
         int | None, number("how often each document is drawn  [default: 1]", metavar="E")
     ] = None,
+    steps: Annotated[int | None, number("where the plan ends at the latest")] = None,
     positions: Annotated[
         str | None,
         typer.Option(metavar="restart|continue", help="in later pieces of a document  [default: restart]"),
@@ -165,6 +189,8 @@ def plan(
     cost_model: Annotated[
         str | None, typer.Option(metavar="7b|70b|tokens|MODEL", help="cost of a document  [default: 7b]")
     ] = None,
+    block_steps: Annotated[int | None, number("steps in a block  [default: 4096]")] = None,
+    workers: Annotated[int | None, number("threads that draw ahead  [default: 1]")] = None,
     report: Annotated[bool | None, typer.Option("--report", help="measure fill and balance")] = None,
     report_dp: Annotated[str | None, typer.Option(metavar="N,N", help="measure these dp sizes, too")] = None,
     report_cost_model: Annotated[

@@ -15,10 +15,12 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from ringfeed.pipeline.ingest_options import IngestOptions
+from ringfeed.pipeline.mixture_config import Weight, read_mixture
 from ringfeed.pipeline.pack_lengths import LengthBuckets, PackShape
 from ringfeed.pipeline.planner.cost import cost_model_of
 from ringfeed.pipeline.planner.cost_fit import Basis
-from ringfeed.pipeline.planner.options import Balance, Overflow, PlanOptions
+from ringfeed.pipeline.planner.mixture import Mixture, MixtureSource
+from ringfeed.pipeline.planner.options import Balance, BlockLimits, Overflow, PlanOptions
 from ringfeed.pipeline.ranks import num_micro_batches
 from ringfeed.pipeline.sources.encoding import EncodingErrors
 
@@ -132,7 +134,11 @@ class PlanConfig(ReportConfig):
     """``ringfeed plan``: a corpus's lengths into steps of packs."""
 
     arguments = {"corpora": "CORPUS...", "output": "-o PLAN"}
-    alternatives = (frozenset({"corpora", "lengths"}), frozenset({"max_cp", "pad_multiple"}))
+    alternatives = (
+        frozenset({"corpora", "lengths"}),
+        frozenset({"max_cp", "pad_multiple"}),
+        frozenset({"mixture", "weights"}),
+    )
 
     corpora: tuple[Path, ...] = Field((), description="corpus folders; document ids follow this order")
     lengths: Path | None = Field(None, description="a .npy file of 1-D integers, in place of corpora")
@@ -154,8 +160,11 @@ class PlanConfig(ReportConfig):
     window: Count = Field(16, description="steps that are packed together")
     slate_size: Count | None = Field(None, description="packs in a slate: the dp it is meant for")
     overflow: Overflow = Field(Overflow.SPLIT, description="what to do with a document longer than a pack")
+    mixture: Path | None = Field(None, description="a YAML file of weights, schedules and a curriculum")
+    weights: dict[str, Weight] = Field({}, description="a weight in tokens for each corpus, by name")
     seed: Natural | None = Field(None, description="shuffles the documents; without it, corpus order")
     epochs: Count = Field(1, description="how often every document is drawn")
+    steps: Count | None = Field(None, description="where the plan ends at the latest")
     positions: Literal["restart", "continue"] = Field(
         "restart", description="positions of the later pieces of a split document"
     )
@@ -163,11 +172,28 @@ class PlanConfig(ReportConfig):
         "next", description="the last label of a piece whose document goes on"
     )
     cost_model: Text = Field("7b", description="what a document costs: 7b, 70b, tokens, or a model")
+    block_steps: Count = Field(4096, description="steps in a block, the portion that can be read ahead")
+    workers: Count = Field(1, description="threads that draw documents ahead")
 
     def to_options(self) -> PlanOptions:
         """Return what the planner takes; it has the rules between fields."""
-        given = {name: value for name, value in self if name not in ReportConfig.model_fields}
-        return PlanOptions(**{**given, "cost_model": cost_model_of(self.cost_model)})
+        own = {*ReportConfig.model_fields, "mixture", "weights", "block_steps", "cost_model"}
+        given = {name: value for name, value in self if name not in own}
+        return PlanOptions(
+            **given,
+            cost_model=cost_model_of(self.cost_model),
+            mixture=self._mixture(),
+            block_limits=BlockLimits(steps=self.block_steps),
+        )
+
+    def _mixture(self) -> Mixture | None:
+        if self.mixture is not None and self.weights:
+            raise ValueError("mixture and weights say the same thing in two ways; give one of the two")
+        if self.mixture is not None:
+            return read_mixture(self.mixture)
+        if self.weights:
+            return Mixture(sources=tuple(MixtureSource(name=n, weight=w) for n, w in self.weights.items()))
+        return None
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -11,16 +11,15 @@ A file has one section per command, so that one file describes a whole run::
 
 from __future__ import annotations
 
-import difflib
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import yaml
 from pydantic import ValidationError
 
 from ringfeed.pipeline.config import SECTIONS, CommandConfig
+from ringfeed.pipeline.yaml_file import choices, nearest, read_yaml, rule, short, suggest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
     from pydantic_core import ErrorDetails
@@ -28,18 +27,6 @@ if TYPE_CHECKING:
 __all__ = ["load_config", "read_sections"]
 
 Model = TypeVar("Model", bound=CommandConfig)
-
-# pydantic's names of what went wrong, in the words of the rest of ringfeed.
-_RULES = {
-    "int_type": "must be an integer",
-    "bool_type": "must be true or false",
-    "string_type": "must be text",
-    "path_type": "must be a path",
-    "tuple_type": "must be a list",
-    "dict_type": "must be made of `key: value` lines",
-    "too_short": "must not be empty",
-    "string_too_short": "must not be empty",
-}
 
 
 def load_config(model: type[Model], *, flags: Mapping[str, Any], file: Path | None) -> Model:
@@ -74,44 +61,20 @@ def read_sections(file: Path) -> dict[str, dict[str, Any]]:
     Raises:
         ValueError: if the file is missing, no YAML, or not made of known sections.
     """
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"config={str(file)!r} cannot be read: {error}; give a YAML file") from None
-    try:
-        body = yaml.load(text, Loader=_UniqueKeyLoader)  # noqa: S506  (a SafeLoader)
-    except yaml.YAMLError as error:
-        reason = " ".join(str(error).split())
-        raise ValueError(f"config={str(file)!r} is no YAML: {reason}") from None
+    body = read_yaml(file, what="config")
     if body is None:
         return {}
     if not isinstance(body, dict):
         known = ", ".join(SECTIONS)
-        raise ValueError(f"{file} holds {_short(body)}; it must hold sections: {known}")  # noqa: TRY004
+        raise ValueError(f"{file} holds {short(body)}; it must hold sections: {known}")  # noqa: TRY004
     for name, keys in body.items():
         if name not in SECTIONS:
             raise ValueError(
-                f"{file}: section {name}={_short(keys)} is unknown; {_suggest(str(name), SECTIONS)}"
+                f"{file}: section {name}={short(keys)} is unknown; {suggest(str(name), SECTIONS)}"
             )
         if not isinstance(keys, dict | None) or not all(isinstance(key, str) for key in keys or ()):
-            raise ValueError(f"{file}: section {name}={_short(keys)} must be made of `key: value` lines")
+            raise ValueError(f"{file}: section {name}={short(keys)} must be made of `key: value` lines")
     return {name: keys or {} for name, keys in body.items()}
-
-
-class _UniqueKeyLoader(yaml.SafeLoader):
-    """YAML lets a later key replace an earlier one silently; here that is an error."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002
-        seen: set[Any] = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if isinstance(key, str | int) and key in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"key {key!r} is there twice; keep one", key_node.start_mark
-                )
-            if isinstance(key, str | int):
-                seen.add(key)
-        return super().construct_mapping(node, deep)
 
 
 def _tell(model: type[CommandConfig], detail: ErrorDetails) -> str:
@@ -120,48 +83,21 @@ def _tell(model: type[CommandConfig], detail: ErrorDetails) -> str:
         return str(detail["ctx"]["error"])
     field = str(detail["loc"][0])
     if detail["type"] == "extra_forbidden":
-        return f"{field}={_short(detail['input'])}: no such key; {_suggest(field, model.model_fields)}"
+        return f"{field}={short(detail['input'])}: no such key; {suggest(field, model.model_fields)}"
     way_out = f"{field} is {model.model_fields[field].description}"
     if detail["type"] == "missing":
         return (
             f"{field} is not given; pass {model.on_command_line(field)} or set it in the config ({way_out})"
         )
-    text = f"{field}={_short(detail['input'])}: {_rule(detail)}"
+    # Keys are named, places in a list are not.
+    shown = ".".join([field, *(str(part) for part in detail["loc"][1:2] if isinstance(part, str))])
+    text = f"{shown}={short(detail['input'])}: {rule(detail)}"
     if detail["type"] in ("literal_error", "enum"):
-        nearest = _nearest(str(detail["input"]), _choices(detail))
-        return f"{text}; did you mean {nearest!r}?" if nearest else f"{text} ({way_out})"
+        meant = nearest(str(detail["input"]), choices(detail))
+        return f"{text}; did you mean {meant!r}?" if meant else f"{text} ({way_out})"
     return f"{text}; {way_out}{_default(model, field)}"
-
-
-def _rule(detail: ErrorDetails) -> str:
-    kind = detail["type"]
-    if kind == "greater_than_equal":
-        return f"must be at least {detail['ctx']['ge']}"
-    if kind in ("literal_error", "enum"):
-        return f"must be one of {', '.join(_choices(detail))}"
-    return _RULES.get(kind, detail["msg"].lower())
-
-
-def _choices(detail: ErrorDetails) -> list[str]:
-    expected: str = detail["ctx"]["expected"]
-    return [part.strip(" '") for part in expected.replace(" or ", ",").split(",")]
 
 
 def _default(model: type[CommandConfig], field: str) -> str:
     value = model.model_fields[field].default
     return f", {value} by default" if isinstance(value, int) and not isinstance(value, bool) else ""
-
-
-def _suggest(name: str, known: Iterable[str]) -> str:
-    nearest = _nearest(name.replace("-", "_"), known)
-    return f"did you mean {nearest!r}?" if nearest else f"known: {', '.join(known)}"
-
-
-def _nearest(name: str, known: Iterable[str]) -> str | None:
-    found = difflib.get_close_matches(name.lower(), list(known), n=1)
-    return found[0] if found else None
-
-
-def _short(value: object) -> str:
-    text = " ".join(repr(value).split())
-    return text if len(text) <= 80 else text[:77] + "..."

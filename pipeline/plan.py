@@ -51,7 +51,12 @@ class Plan:
         self.path = folder
         self.manifest = manifest
         self._facts: dict[str, Any] = manifest.facts
-        self._recipe = Recipe.from_json(manifest.made_from["segments"][0]["recipe"])
+        self.segments = tuple(
+            (int(segment["first_step"]), Recipe.from_json(segment["recipe"]))
+            for segment in manifest.made_from["segments"]
+        )
+        """First step and recipe of each recipe segment, in step order; the first begins at step 0."""
+        self._recipe = self.segments[0][1]
         self._fingerprint = self._recipe.fingerprint
         self._first_steps: list[int] = self._facts["first_steps"]
         self._blocks: OrderedDict[int, Block] = OrderedDict()
@@ -135,8 +140,8 @@ class Plan:
 
     @property
     def num_epochs(self) -> int:
-        """How often each document is drawn."""
-        return int(self.manifest.made_from["epochs"])
+        """How often a document is drawn at most: once in each epoch that its source has begun."""
+        return int(self._facts["num_epochs"])
 
     @property
     def report(self) -> dict[str, Any]:

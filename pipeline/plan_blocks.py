@@ -59,6 +59,12 @@ class BlockFacts:
     """Most pieces in one pack."""
     least_supervised: int | None
     """Fewest supervised tokens in one step; None where masks are unknown."""
+    num_epochs: int
+    """One more than the latest epoch that a piece was drawn in."""
+    source_tokens: tuple[int, ...]
+    """Real tokens of each source."""
+    source_supervised: tuple[int, ...] | None
+    """Supervised tokens of each source; None where masks are unknown."""
     tally: Mapping[str, Any] = field(default_factory=dict)
     """Sums for the report (``pipeline/planner/tally.py``)."""
 
@@ -75,8 +81,8 @@ class BlockFacts:
     def decode(cls, text: bytes) -> "BlockFacts":
         """Return the facts in ``text``; the way back from ``encode``."""
         values: dict[str, Any] = json.loads(text)
-        chains, footprints = tuple(values.pop("chains")), tuple(values.pop("footprints"))
-        return cls(chains=chains, footprints=footprints, **values)
+        lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+        return cls(**{**values, **lists})
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from ringfeed.pipeline.manifest import fingerprint
+from ringfeed.pipeline.mixture_recipe import MixtureRecipe
 
 __all__ = ["PLANNER_VERSION", "Recipe", "SourceRef"]
 
@@ -57,6 +58,8 @@ class Recipe:
     """Name of the cost model (``planner/cost.py``), which says all that its numbers depend on."""
     sources: tuple[SourceRef, ...]
     """In command order: global document ids count through them."""
+    mixture: MixtureRecipe | None = None
+    """None draws from all sources as from one."""
     planner_version: int = PLANNER_VERSION
 
     @property
@@ -66,7 +69,12 @@ class Recipe:
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON-able values; ``from_json`` is the way back."""
-        return {**asdict(self), "sources": [asdict(source) for source in self.sources]}
+        mixture = None if self.mixture is None else self.mixture.to_json()
+        return {
+            **asdict(self),
+            "sources": [asdict(source) for source in self.sources],
+            "mixture": mixture,
+        }
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "Recipe":
@@ -82,4 +90,5 @@ class Recipe:
                 f"unknown {sorted(set(values) - names)}; read it with the ringfeed that wrote it"
             )
         sources = tuple(SourceRef(**source) for source in values["sources"])
-        return cls(**{**values, "sources": sources})
+        mixture = None if values["mixture"] is None else MixtureRecipe.from_json(values["mixture"])
+        return cls(**{**values, "sources": sources, "mixture": mixture})

@@ -31,13 +31,16 @@ SCHEMA = pa.schema(
         ("cost", pa.int64()),
         ("supervised", pa.int64()),
         ("supervised_by_source", pa.list_(pa.int64())),
+        ("tokens", pa.int64()),
+        ("tokens_by_source", pa.list_(pa.int64())),
         ("documents", pa.list_(pa.int64())),
         ("starts", pa.list_(pa.int64())),
         ("lengths", pa.list_(pa.int64())),
         ("epochs", pa.list_(pa.int32())),
     ]
 )
-"""One row per pack. The supervised counts are null where masks are unknown (``plan --lengths``)."""
+"""One row per pack. The supervised counts are null where masks are unknown (``plan --lengths``); tokens are
+real ones."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,6 +100,8 @@ class StepPacks:
     pieces: Pieces
     chain: str
     """Chain hash h_step, hex (DESIGN, State)."""
+    tokens: Int64 | None = None
+    """int64 [K, S], real tokens per source; None where they were not counted (rows made from shards)."""
 
     @property
     def num_packs(self) -> int:
@@ -121,6 +126,7 @@ class StepPacks:
             self.supervised,
             self.offsets,
             self.pieces,
+            self.tokens,
         ).to_table()
 
     @classmethod
@@ -152,12 +158,21 @@ class PackRows:
     offsets: Int64
     """int64 [K + 1], from 0."""
     pieces: Pieces
+    tokens: Int64 | None = None
+    """int64 [K, S] or None, as in ``StepPacks``."""
 
     def step_packs(self, first: int, last: int, *, chain: str) -> StepPacks:
         """Return rows ``first`` to ``last``, which are one whole step, as views of these arrays."""
         rows = self.slice(first, last)
         return StepPacks(
-            int(rows.steps[0]), rows.slates, rows.costs, rows.supervised, rows.offsets, rows.pieces, chain
+            int(rows.steps[0]),
+            rows.slates,
+            rows.costs,
+            rows.supervised,
+            rows.offsets,
+            rows.pieces,
+            chain,
+            rows.tokens,
         )
 
     def slice(self, first: int, last: int) -> "PackRows":
@@ -171,23 +186,26 @@ class PackRows:
             None if self.supervised is None else self.supervised[first:last],
             offsets - offsets[0],
             self.pieces.slice(int(offsets[0]), int(offsets[-1])),
+            None if self.tokens is None else self.tokens[first:last],
         )
 
     @classmethod
     def concat(cls, parts: Sequence["PackRows"]) -> "PackRows":
-        """Return the rows of one or more ``parts`` one after another; masks are known for all or for none."""
-        known = [part.supervised for part in parts if part.supervised is not None]
+        """Return the rows of one or more ``parts`` in order; counts are known for all or for none."""
+        supervised = [part.supervised for part in parts if part.supervised is not None]
+        tokens = [part.tokens for part in parts if part.tokens is not None]
         bases = np.cumsum([0, *(part.offsets[-1] for part in parts)])
         return cls(
             np.concatenate([part.steps for part in parts]),
             np.concatenate([part.packs for part in parts]),
             np.concatenate([part.slates for part in parts]),
             np.concatenate([part.costs for part in parts]),
-            np.concatenate(known) if known else None,
+            np.concatenate(supervised) if supervised else None,
             np.concatenate(
                 [[0], *(part.offsets[1:] + base for part, base in zip(parts, bases[:-1], strict=True))]
             ),
             Pieces.concat([part.pieces for part in parts]),
+            np.concatenate(tokens) if tokens else None,
         )
 
     def to_table(self) -> pa.Table:
@@ -199,7 +217,8 @@ class PackRows:
             self.packs,
             self.slates,
             self.costs,
-            *_supervised_columns(self.supervised, len(self.steps)),
+            *_count_columns(self.supervised, len(self.steps)),
+            *_count_columns(self.tokens, len(self.steps)),
             *(
                 pa.ListArray.from_arrays(lists, pa.array(values))
                 for values in (pieces.documents, pieces.starts, pieces.lengths, pieces.epochs)
@@ -218,16 +237,12 @@ class PackRows:
         )
         documents = batch.column("documents")
         offsets: Int64 = documents.offsets.to_numpy().astype(np.int64)
-        supervised = None
-        if table.num_rows and batch.column("supervised").null_count == 0:
-            by_source = batch.column("supervised_by_source").flatten().to_numpy()
-            supervised = by_source.reshape(batch.num_rows, -1)
         return cls(
             batch.column("step").to_numpy(),
             batch.column("pack").to_numpy(),
             batch.column("slate").to_numpy(),
             batch.column("cost").to_numpy(),
-            supervised,
+            _counts(batch, "supervised"),
             offsets - offsets[0],
             Pieces(
                 documents.flatten().to_numpy(),
@@ -235,6 +250,7 @@ class PackRows:
                 batch.column("lengths").flatten().to_numpy(),
                 batch.column("epochs").flatten().to_numpy(),
             ),
+            _counts(batch, "tokens"),
         )
 
 
@@ -247,11 +263,19 @@ def _one_array(column: pa.ChunkedArray) -> pa.Array:
     )
 
 
-def _supervised_columns(supervised: Int64 | None, num_packs: int) -> tuple[pa.Array, pa.Array]:
-    """Return ``supervised`` and ``supervised_by_source`` as Arrow arrays, all null for None."""
-    if supervised is None:
+def _count_columns(counts: Int64 | None, num_packs: int) -> tuple[pa.Array, pa.Array]:
+    """Return counts per pack, and per pack and source, as Arrow arrays; all null for None."""
+    if counts is None:
         return pa.nulls(num_packs, pa.int64()), pa.nulls(num_packs, pa.list_(pa.int64()))
-    num_sources = supervised.shape[1]
+    num_sources = counts.shape[1]
     lists = np.arange(0, (num_packs + 1) * num_sources, num_sources, dtype=np.int32)
-    by_source = pa.ListArray.from_arrays(lists, pa.array(np.ascontiguousarray(supervised).reshape(-1)))
-    return pa.array(supervised.sum(axis=1)), by_source
+    by_source = pa.ListArray.from_arrays(lists, pa.array(np.ascontiguousarray(counts).reshape(-1)))
+    return pa.array(counts.sum(axis=1)), by_source
+
+
+def _counts(batch: pa.RecordBatch, name: str) -> Int64 | None:
+    """Return int64 [K, S] from the columns that ``_count_columns`` made, None for nulls."""
+    if not batch.num_rows or batch.column(name).null_count:
+        return None
+    counts: Int64 = batch.column(f"{name}_by_source").flatten().to_numpy().reshape(batch.num_rows, -1)
+    return counts

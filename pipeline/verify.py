@@ -22,7 +22,8 @@ from ringfeed.pipeline.plan import PLAN_FORMAT, Plan
 from ringfeed.pipeline.progress import Progress, SilentProgress
 from ringfeed.pipeline.shard_files import folder_name
 from ringfeed.pipeline.store import SHARDS_FORMAT
-from ringfeed.pipeline.verify_plan import check_blocks, check_coverage, open_planned_documents
+from ringfeed.pipeline.verify_coverage import check_coverage
+from ringfeed.pipeline.verify_plan import check_blocks, open_planned_documents
 from ringfeed.pipeline.verify_shards import check_folder, open_sharded_plan
 
 __all__ = ["verify"]

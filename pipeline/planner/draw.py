@@ -1,23 +1,21 @@
 """The order in which documents are drawn: corpus order, or a seeded shuffle in bounded memory.
 
-In:   number of documents, seed, epochs
-Out:  document ids, one draw block at a time; a cursor that says where the next one begins
+In:   number of documents, seed, epoch
+Out:  document ids within the source, one draw block at a time (``drawn_blocks.py``)
 
 With a seed, consecutive documents form strips of 256. Strips are permuted over the whole epoch (a keyed
 Feistel network, so that no permutation is ever stored), 256 strips in that order form a draw block, and the
 documents of a block are shuffled (Fisher-Yates on Philox words). Blocks thus mix documents from all over the
 corpora, while memory holds one block. Every document comes exactly once in an epoch; each epoch has its own
-order. Nothing here depends on numpy's random distributions, which may change between versions: only on the
-bit stream of its Philox generator, which may not.
+order, and so has each source of a mixture. Nothing here depends on numpy's random distributions, which may
+change between versions: only on the bit stream of its Philox generator, which may not.
 """
-
-from dataclasses import dataclass
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-__all__ = ["BLOCK_DOCUMENTS", "STRIP_DOCUMENTS", "Draw", "DrawCursor"]
+__all__ = ["BLOCK_DOCUMENTS", "STRIP_DOCUMENTS", "Draw"]
 
 STRIP_DOCUMENTS = 256
 STRIPS_PER_BLOCK = 256
@@ -28,23 +26,14 @@ _FOR_STRIPS, _FOR_DOCUMENTS = 1, 2
 _MASK64 = (1 << 64) - 1
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DrawCursor:
-    """Where the next document is drawn from."""
-
-    epoch: int = 0
-    block: int = 0
-    offset: int = 0
-    """Documents of the block that have been drawn."""
-
-
 class Draw:
-    """All documents, ``epochs`` times, in draw blocks."""
+    """The documents of one source, epoch after epoch, in draw blocks. Holds nothing but sizes."""
 
-    def __init__(self, num_documents: int, *, seed: int | None, epochs: int) -> None:
+    def __init__(self, num_documents: int, *, seed: int | None, source: int = 0) -> None:
+        """Take the number of documents, and which source of the plan they are (each has its own order)."""
         self.num_documents = num_documents
-        self.epochs = epochs
         self._seed = seed
+        self._source = source
         self._num_strips = -(-num_documents // STRIP_DOCUMENTS)
         self.num_blocks = -(-self._num_strips // STRIPS_PER_BLOCK)
         """Draw blocks in an epoch."""
@@ -59,24 +48,22 @@ class Draw:
         strips = self._permuted_strips(epoch, first, last)
         ids = (strips[:, None] * STRIP_DOCUMENTS + np.arange(STRIP_DOCUMENTS)).reshape(-1)
         ids = ids[ids < self.num_documents]
-        _shuffle(ids, _words(self._seed, (_FOR_DOCUMENTS, epoch, block), len(ids)))
+        _shuffle(ids, self._words((_FOR_DOCUMENTS, epoch, block), len(ids)))
         return ids
 
     def _permuted_strips(self, epoch: int, first: int, last: int) -> NDArray[np.int64]:
         """Return the strips at places ``first`` to ``last`` of the epoch's order."""
-        seed = self._seed or 0
-        keys = _words(seed, (_FOR_STRIPS, epoch, 0), _FEISTEL_ROUNDS)
+        keys = self._words((_FOR_STRIPS, epoch, 0), _FEISTEL_ROUNDS)
         half_bits = max(1, -(-(self._num_strips - 1).bit_length() // 2))
         return _feistel(np.arange(first, last, dtype=np.int64), self._num_strips, half_bits, keys)
 
-
-def _words(seed: int, key: tuple[int, int, int], count: int) -> NDArray[np.uint64]:
-    """Return ``count`` random words that belong to (seed, purpose, epoch, block) alone."""
-    purpose, epoch, block = key
-    counter = np.array([0, block, epoch, purpose], dtype=np.uint64)
-    generator = np.random.Philox(key=np.array([seed & _MASK64, 0], dtype=np.uint64), counter=counter)
-    words: NDArray[np.uint64] = generator.random_raw(count)
-    return words
+    def _words(self, key: tuple[int, int, int], count: int) -> NDArray[np.uint64]:
+        """Return ``count`` random words that belong to (seed, source, purpose, epoch, block) alone."""
+        purpose, epoch, block = key
+        counter = np.array([0, block, epoch, purpose], dtype=np.uint64)
+        keys = np.array([(self._seed or 0) & _MASK64, self._source], dtype=np.uint64)
+        words: NDArray[np.uint64] = np.random.Philox(key=keys, counter=counter).random_raw(count)
+        return words
 
 
 @njit(cache=True, nogil=True)

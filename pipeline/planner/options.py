@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from ringfeed.pipeline.pack_lengths import LengthBuckets, PackLengths, PackShape
 from ringfeed.pipeline.planner.cost import DEFAULT_COST_MODEL, CostModel, check_costs
+from ringfeed.pipeline.planner.mixture import Mixture
 from ringfeed.pipeline.supervision import BOUNDARY_LABELS
 
 __all__ = ["Balance", "BlockLimits", "Overflow", "PlanOptions"]
@@ -97,6 +98,13 @@ class PlanOptions:
     seed: int | None = None
     """None draws documents in corpus order."""
     epochs: int = 1
+    """How often each document is drawn; in a mixture, of sources that do not say it themselves."""
+    mixture: Mixture | None = None
+    """None draws from all corpora as from one."""
+    steps: int | None = None
+    """Where the plan ends at the latest; None lets all documents be drawn."""
+    workers: int = 1
+    """Threads that draw and measure documents ahead. Changes no step."""
     positions: str = "restart"
     boundary_label: str = "next"
     cost_model: CostModel = DEFAULT_COST_MODEL
@@ -113,8 +121,10 @@ class PlanOptions:
         _check_word("boundary_label", self.boundary_label, BOUNDARY_LABELS)
         if bool(self.corpora) == (self.lengths is not None):
             raise ValueError("plan needs corpora or a file of lengths, one of the two")
-        for name in ("pack_tokens", "packs_per_step", "window", "epochs", "chunk_multiple"):
+        for name in ("pack_tokens", "packs_per_step", "window", "epochs", "workers", "chunk_multiple"):
             _check_positive(name, getattr(self, name))
+        if self.steps is not None:
+            _check_positive("steps", self.steps)
         if self.pack_tokens > _LARGEST_PACK:
             raise ValueError(f"pack_tokens={self.pack_tokens} is beyond {_LARGEST_PACK}: offsets are int32")
         if self.seed is not None and not 0 <= self.seed <= _LARGEST_SEED:

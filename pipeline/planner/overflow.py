@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ringfeed.pipeline.planner.options import Balance, Overflow
 
-__all__ = ["CutDocuments", "cut_documents"]
+__all__ = ["CutDocuments", "CutRule", "cut_documents"]
 
 Int64 = NDArray[np.int64]
 
@@ -34,20 +34,37 @@ class CutDocuments:
     """int64, tokens that each of ``shortened`` lost."""
 
 
-def cut_documents(
-    ids: Int64, lengths: Int64, *, pack_tokens: int, overflow: Overflow, balance: Balance
-) -> CutDocuments:
-    """Apply the overflow policy to D documents.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CutRule:
+    """How documents become pieces."""
 
-    With ``concat``, ``split`` leaves long documents whole: packs are chopped from the stream anyway, and a
-    cut that is no pack border would be one too many.
+    pack_tokens: int
+    """The longest piece that fits a pack (a multiple of the pad multiple)."""
+    overflow: Overflow
+    balance: Balance
+    """The strategy that will pack the pieces."""
+    max_piece: int | None = None
+    """A curriculum's limit: what is kept of a document is cut into pieces of so many tokens."""
+
+    @property
+    def longest_piece(self) -> int | None:
+        """Return the tokens of the longest piece, None where documents stay whole.
+
+        With ``concat``, ``split`` leaves long documents whole: packs are chopped from the stream anyway, and
+        a cut that is no pack border would be one too many.
+        """
+        if self.overflow is not Overflow.SPLIT or self.balance is Balance.CONCAT:
+            return self.max_piece
+        return min(self.pack_tokens, self.max_piece or self.pack_tokens)
+
+
+def cut_documents(ids: Int64, lengths: Int64, rule: CutRule) -> CutDocuments:
+    """Apply ``rule`` to D documents.
 
     Args:
         ids: int64 [D], global ids, for the error message.
         lengths: int64 [D], at least 0.
-        pack_tokens: the longest piece that fits a pack (a multiple of the pad multiple).
-        overflow: the policy.
-        balance: the strategy that will pack the pieces.
+        rule: which documents stay, and how they are cut.
 
     Raises:
         ValueError: if a document is too long and the policy is ``error``.
@@ -55,34 +72,32 @@ def cut_documents(
     places = np.flatnonzero(lengths)
     kept = lengths[places]
     empty = np.flatnonzero(lengths == 0)
-    nothing = np.empty(0, np.int64)
-    long = kept > pack_tokens
-    if not long.any() or (overflow is Overflow.SPLIT and balance is Balance.CONCAT):
-        return CutDocuments(places, np.zeros_like(kept), kept, empty, nothing, nothing)
-    if overflow is Overflow.SPLIT:
-        return _split(places, kept, empty, pack_tokens)
-    if overflow is Overflow.TRUNCATE:
-        shortened, lost = places[long], kept[long] - pack_tokens
-        return CutDocuments(
-            places, np.zeros_like(kept), np.minimum(kept, pack_tokens), empty, shortened, lost
-        )
-    if overflow is Overflow.DROP:
-        shortened, lost = places[long], kept[long]
-        return CutDocuments(
-            places[~long], np.zeros(int((~long).sum()), np.int64), kept[~long], empty, shortened, lost
-        )
-    first = int(long.argmax())
-    raise ValueError(
-        f"document {ids[places[first]]} has {kept[first]} tokens, more than pack_tokens={pack_tokens}, and "
-        "overflow=error refuses it; use overflow split, truncate or drop, or larger packs"
-    )
+    shortened = lost = np.empty(0, np.int64)
+    long = kept > rule.pack_tokens
+    if rule.overflow is not Overflow.SPLIT and long.any():
+        shortened = places[long]
+        if rule.overflow is Overflow.TRUNCATE:
+            lost = kept[long] - rule.pack_tokens
+            kept = np.minimum(kept, rule.pack_tokens)
+        elif rule.overflow is Overflow.DROP:
+            lost = kept[long]
+            places, kept = places[~long], kept[~long]
+        else:
+            first = int(long.argmax())
+            raise ValueError(
+                f"document {ids[places[first]]} has {kept[first]} tokens, more than "
+                f"pack_tokens={rule.pack_tokens}, and overflow=error refuses it; use overflow split, "
+                "truncate or drop, or larger packs"
+            )
+    places, starts, pieces = _cut(places, kept, rule.longest_piece)
+    return CutDocuments(places, starts, pieces, empty, shortened, lost)
 
 
-def _split(places: Int64, kept: Int64, empty: Int64, pack_tokens: int) -> CutDocuments:
-    """Cut each document into pieces of a pack, and the rest."""
-    counts = -(-kept // pack_tokens)
+def _cut(places: Int64, kept: Int64, longest: int | None) -> tuple[Int64, Int64, Int64]:
+    """Cut each document into pieces of ``longest`` tokens, and the rest: places, starts and lengths."""
+    if longest is None or not (kept > longest).any():
+        return places, np.zeros_like(kept), kept
+    counts = -(-kept // longest)
     firsts = np.repeat(np.cumsum(counts) - counts, counts)
-    starts = (np.arange(len(firsts)) - firsts) * pack_tokens
-    pieces = np.minimum(np.repeat(kept, counts) - starts, pack_tokens)
-    nothing = np.empty(0, np.int64)
-    return CutDocuments(np.repeat(places, counts), starts, pieces, empty, nothing, nothing)
+    starts = (np.arange(len(firsts)) - firsts) * longest
+    return np.repeat(places, counts), starts, np.minimum(np.repeat(kept, counts) - starts, longest)

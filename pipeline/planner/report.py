@@ -71,6 +71,8 @@ class PlanReport:
     """Documents cut into several pieces."""
     truncated: int
     truncated_tokens: int
+    early: int
+    """Documents drawn before a curriculum allowed their length: nothing else was left of their epoch."""
     bytes: int
     """Size of the plan's blocks."""
     bytes_per_piece: float
@@ -129,6 +131,7 @@ def measure_plan(
         split=tally.split,
         truncated=tally.truncated,
         truncated_tokens=tally.truncated_tokens,
+        early=tally.early,
         bytes=size,
         bytes_per_piece=size / tally.pieces,
         bytes_per_step=size / num_steps,

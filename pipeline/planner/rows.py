@@ -32,6 +32,7 @@ def window_rows(window: Window, documents: DocumentTable, options: PlanOptions) 
     packs = np.arange(num_packs) - window.first_packs[within]
     lengths_of_documents = documents.lengths(pieces.documents)
     costs = _sums(options.cost_model.piece_costs(pieces.lengths), offsets)
+    tokens = _by_source(pieces.lengths, window, documents)
     rows = PackRows(
         within + window.start.first_step,
         packs,
@@ -40,6 +41,7 @@ def window_rows(window: Window, documents: DocumentTable, options: PlanOptions) 
         _supervised(window, lengths_of_documents, documents, options),
         offsets,
         pieces,
+        tokens,
     )
     first_pieces = offsets[window.first_packs]
     kept = lengths_of_documents
@@ -84,16 +86,11 @@ def _supervised(
     """Return the supervised tokens per pack and source: int64 [K, S], None where masks are unknown."""
     if not documents.knows_masks:
         return None
-    pieces, offsets = window.packing.packed.pieces, window.packing.offsets
+    pieces = window.packing.packed.pieces
     counts = supervised_tokens(
         lengths_of_documents, pieces.starts, pieces.lengths, boundary=options.boundary_label
     )
-    num_sources = len(documents.sources)
-    if num_sources == 1:
-        by_pack = _sums(counts, offsets)[:, None]
-    else:
-        sources = documents.source_of(pieces.documents)
-        by_pack = np.stack([_sums(counts * (sources == s), offsets) for s in range(num_sources)], axis=1)
+    by_pack = _by_source(counts, window, documents)
     by_step = _sums(by_pack.sum(axis=1), window.first_packs)
     if len(by_step) and not by_step.all():
         step = window.start.first_step + int((by_step == 0).argmax())
@@ -102,6 +99,19 @@ def _supervised(
             "larger packs per step, or leave such documents out of the corpus"
         )
     return by_pack
+
+
+def _by_source(values: Int64, window: Window, documents: DocumentTable) -> Int64:
+    """Sum a value of each piece per pack and source: int64 [P] -> int64 [K, S]."""
+    offsets = window.packing.offsets
+    num_packs, num_sources = len(offsets) - 1, len(documents.sources)
+    if num_sources == 1:
+        return _sums(values, offsets)[:, None]
+    cells = np.repeat(np.arange(num_packs) * num_sources, np.diff(offsets))
+    cells += documents.source_of(window.packing.packed.pieces.documents)
+    # Counted in doubles, which are exact up to 2^53.
+    sums = np.bincount(cells, weights=values, minlength=num_packs * num_sources)
+    return sums.astype(np.int64).reshape(num_packs, num_sources)
 
 
 def _sums(values: Int64, offsets: Int64) -> Int64:

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from ringfeed.pipeline.manifest import FileEntry
-from ringfeed.pipeline.planner.draw import DrawCursor
+from ringfeed.pipeline.planner.cursors import StreamCursor
 from ringfeed.pipeline.planner.stream import StreamPieces
 from ringfeed.pipeline.planner.windows import WindowStart
 from ringfeed.pipeline.staging import write_atomically
@@ -35,6 +35,8 @@ class Snapshot:
     """Steps of the window that are in earlier blocks."""
     chain: str
     """Chain value before the block's first step."""
+    flush_step: int | None = None
+    """First of the steps that flush the plan's end, where the flush has begun."""
     finished: FileEntry | None = None
     """The block before, as it was written; None for the first."""
 
@@ -47,12 +49,13 @@ def write_snapshot(path: Path, snapshot: Snapshot) -> None:
     """Write the snapshot so that it is there whole, or not at all; the same bytes for the same state."""
     window = snapshot.window
     state = {
-        "cursor": asdict(window.cursor),
+        "cursor": window.cursor.to_json(),
         "drawn_slots": window.drawn_slots,
         "planned_slots": window.planned_slots,
         "first_step": window.first_step,
         "steps_done": snapshot.steps_done,
         "chain": snapshot.chain,
+        "flush_step": snapshot.flush_step,
         "finished": None if snapshot.finished is None else asdict(snapshot.finished),
     }
     carried, pieces = window.carried, window.carried.pieces
@@ -80,11 +83,17 @@ def read_snapshot(path: Path) -> Snapshot:
     arrays = {name: np.array(batch.column(name).to_numpy()) for name in _COLUMNS}
     pieces = Pieces(arrays["documents"], arrays["starts"], arrays["lengths"], arrays["epochs"])
     window = WindowStart(
-        cursor=DrawCursor(**state["cursor"]),
+        cursor=StreamCursor.from_json(state["cursor"]),
         drawn_slots=state["drawn_slots"],
         planned_slots=state["planned_slots"],
         first_step=state["first_step"],
         carried=StreamPieces(pieces, arrays["slots"], arrays["arrivals"], arrays["arrival_steps"]),
     )
     finished = None if state["finished"] is None else FileEntry(**state["finished"])
-    return Snapshot(window=window, steps_done=state["steps_done"], chain=state["chain"], finished=finished)
+    return Snapshot(
+        window=window,
+        steps_done=state["steps_done"],
+        chain=state["chain"],
+        flush_step=state["flush_step"],
+        finished=finished,
+    )

@@ -62,6 +62,8 @@ class BlockTally:
     dropped_tokens: int = 0
     truncated: int = 0
     truncated_tokens: int = 0
+    early: int = 0
+    """Documents drawn before a curriculum allowed their length."""
 
     @classmethod
     def of_steps(cls, steps: StepTally, first: int, last: int) -> "BlockTally":
@@ -79,8 +81,8 @@ class BlockTally:
         """Return what was lost, under the policy's own name."""
         count, tokens = len(losses.documents), int(losses.tokens.sum())
         if overflow is Overflow.DROP:
-            return cls(empty=losses.num_empty, dropped=count, dropped_tokens=tokens)
-        return cls(empty=losses.num_empty, truncated=count, truncated_tokens=tokens)
+            return cls(empty=losses.num_empty, early=losses.num_early, dropped=count, dropped_tokens=tokens)
+        return cls(empty=losses.num_empty, early=losses.num_early, truncated=count, truncated_tokens=tokens)
 
     @classmethod
     def sum_of(cls, tallies: Iterable["BlockTally"]) -> "BlockTally":

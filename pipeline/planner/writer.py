@@ -4,14 +4,17 @@ In:   windows with their rows and sums (``windows.py``, ``rows.py``)
 Out:  ``block-NNNNN.arrow``, ``snapshot-NNNNN``, and ``losses-NNNNN.arrow`` where documents lost tokens
 
 A block is closed when the step after it is known: only then is the state written from which the next block is
-planned, and with it the block counts as done. A run that was killed goes on there (``find_progress``).
+planned, and with it the block counts as done. A run that was killed goes on there (``find_progress``). The
+state after the last block says what was drawn, and what of it is in no step (``verify_coverage.py``).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from ringfeed.pipeline.chain import next_link
 from ringfeed.pipeline.manifest import FileEntry, check_file, file_entry
@@ -32,7 +35,7 @@ from ringfeed.pipeline.planner.windows import Window, WindowStart
 from ringfeed.pipeline.staging import write_atomically
 from ringfeed.pipeline.step_packs import PackRows
 
-__all__ = ["PlanWriter", "find_progress"]
+__all__ = ["PlanWriter", "WriteRule", "find_progress"]
 
 
 def find_progress(folder: Path, *, beginning: str) -> tuple[int, Snapshot]:
@@ -76,18 +79,28 @@ class _OpenBlock:
     num_pieces: int = 0
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WriteRule:
+    """What blocks of a plan are like."""
+
+    limits: BlockLimits
+    overflow: Overflow
+    end_step: int | None = None
+    """No step from here on is written."""
+    segments: Mapping[int, str] = field(default_factory=dict)
+    """Fingerprint of each recipe segment but the first, by its first step; blocks begin there."""
+
+
 class PlanWriter:
     """Writes blocks into ``folder`` from block ``number`` on, which begins at ``snapshot``."""
 
-    def __init__(
-        self, folder: Path, *, limits: BlockLimits, overflow: Overflow, number: int, snapshot: Snapshot
-    ) -> None:
+    def __init__(self, folder: Path, *, rule: WriteRule, number: int, snapshot: Snapshot) -> None:
         self._folder = folder
-        self._limits = limits
-        self._overflow = overflow
+        self._rule = rule
         self._number = number
         self._chain = snapshot.chain
         self._finished: FileEntry | None = snapshot.finished
+        self._flush_step = snapshot.flush_step
         self._block = _OpenBlock(snapshot)
         if not (folder / snapshot_name(number)).exists():
             write_snapshot(folder / snapshot_name(number), snapshot)
@@ -97,38 +110,67 @@ class PlanWriter:
         """Blocks written, with those of earlier runs."""
         return self._number
 
+    @property
+    def num_steps(self) -> int:
+        """Steps in blocks that are done, with those of earlier runs."""
+        return self._block.begin.first_step
+
+    @property
+    def flush_step(self) -> int | None:
+        """First of the steps that flush the plan's end; None where nothing was flushed."""
+        return self._flush_step
+
     def add(self, window: Window, rows: PackRows, tally: StepTally, *, steps_done: int) -> None:
         """Take the steps of ``window`` but for the first ``steps_done``, which are in earlier blocks."""
-        if window.final and window.num_steps and self._block.chains:
-            # So that a plan with more epochs can go on from the state before the flush.
-            self._close(window, steps_done=0)
+        last = self._last_step(window)
+        if window.final and window.num_steps:
+            if self._block.chains:
+                # So that a plan with more epochs can go on from the state before the flush.
+                self._close_at(window.start, 0)
+            self._flush_step = window.start.first_step
         first = steps_done
         if window.num_steps == 0:
             self._block.losses.append(window.losses)
-        for step in range(steps_done, window.num_steps):
+        for step in range(steps_done, last):
             num_pieces = int(tally.pieces[step])
             if self._is_full(num_pieces):
                 self._collect(window, rows, tally, slice(first, step))
-                self._close(window, steps_done=step)
+                self._close_at(window.start, step)
                 first = step
             if step == 0:
                 # With the first step, so that whoever plans its block again finds them again.
                 self._block.losses.append(window.losses)
             low, high = window.first_packs[step : step + 2].tolist()
-            self._chain = next_link(self._chain, rows.step_packs(low, high, chain=""))
+            segment = self._rule.segments.get(window.start.first_step + step)
+            self._chain = next_link(self._chain, rows.step_packs(low, high, chain=""), segment=segment)
             self._block.chains.append(self._chain)
             self._block.num_pieces += num_pieces
-        self._collect(window, rows, tally, slice(first, window.num_steps))
+        self._collect(window, rows, tally, slice(first, last))
 
-    def finish(self) -> None:
-        """Write the last block."""
-        if self._block.chains:
-            self._write()
+    def is_full(self, window: Window) -> bool:
+        """Is the plan as long as it may be, with the steps of ``window``?"""
+        return self._rule.end_step is not None and window.after.first_step >= self._rule.end_step
+
+    def finish(self, window: Window) -> None:
+        """Write the last block, and the state after it; ``window`` is the last one that was added."""
+        if not self._block.chains:
+            return
+        steps_done = self._last_step(window)
+        if steps_done == window.num_steps:
+            self._close_at(window.after, 0)
+        else:
+            self._close_at(window.start, steps_done)
+
+    def _last_step(self, window: Window) -> int:
+        """Return how many steps of ``window`` are in the plan."""
+        end = self._rule.end_step
+        return window.num_steps if end is None else min(window.num_steps, end - window.start.first_step)
 
     def _is_full(self, num_pieces: int) -> bool:
         block = self._block
         return bool(block.chains) and (
-            len(block.chains) >= self._limits.steps or block.num_pieces + num_pieces > self._limits.pieces
+            len(block.chains) >= self._rule.limits.steps
+            or block.num_pieces + num_pieces > self._rule.limits.pieces
         )
 
     def _collect(self, window: Window, rows: PackRows, tally: StepTally, steps: slice) -> None:
@@ -138,10 +180,14 @@ class PlanWriter:
         self._block.parts.append(rows.slice(first, last))
         self._block.tallies.append(BlockTally.of_steps(tally, steps.start, steps.stop))
 
-    def _close(self, window: Window, *, steps_done: int) -> None:
+    def _close_at(self, window: WindowStart, steps_done: int) -> None:
         self._write()
         begin = Snapshot(
-            window=window.start, steps_done=steps_done, chain=self._chain, finished=self._finished
+            window=window,
+            steps_done=steps_done,
+            chain=self._chain,
+            flush_step=self._flush_step,
+            finished=self._finished,
         )
         write_snapshot(self._folder / snapshot_name(self._number), begin)
         self._block = _OpenBlock(begin)
@@ -150,7 +196,7 @@ class PlanWriter:
         block = self._block
         rows = PackRows.concat(block.parts)
         losses = Losses.concat(block.losses)
-        lost = BlockTally.of_losses(losses, self._overflow)
+        lost = BlockTally.of_losses(losses, self._rule.overflow)
         facts = BlockFacts(
             first_step=block.begin.first_step,
             previous_chain=block.begin.chain,
@@ -160,6 +206,9 @@ class PlanWriter:
             ),
             largest_num_pieces=int(np.diff(rows.offsets).max()),
             least_supervised=_least_supervised(rows),
+            num_epochs=int(rows.pieces.epochs.max()) + 1,
+            source_tokens=_source_sums(rows.tokens) or (),
+            source_supervised=_source_sums(rows.supervised),
             tally=BlockTally.sum_of([*block.tallies, lost]).to_json(),
         )
         if len(losses.documents):
@@ -176,6 +225,10 @@ def _least_supervised(rows: PackRows) -> int | None:
         return None
     first_packs = np.flatnonzero(np.diff(rows.steps, prepend=-1))
     return int(np.add.reduceat(rows.supervised.sum(axis=1), first_packs).min())
+
+
+def _source_sums(counts: NDArray[np.int64] | None) -> tuple[int, ...] | None:
+    return None if counts is None else tuple(counts.sum(axis=0).tolist())
 
 
 def _write_losses(path: Path, losses: Losses) -> None:

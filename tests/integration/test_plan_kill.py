@@ -9,9 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ringfeed.pipeline.corpus_writer import write_corpus
+from ringfeed.pipeline.mixture_recipe import Interpolation, LengthLimit
 from ringfeed.pipeline.plan import Plan
 from ringfeed.pipeline.plan_blocks import write_block
 from ringfeed.pipeline.planner import writer
+from ringfeed.pipeline.planner.mixture import Exhausted, Mixture, MixturePoint, MixtureSource
 from ringfeed.pipeline.planner.options import Balance, BlockLimits, PlanOptions
 from ringfeed.pipeline.planner.run import run_plan
 
@@ -32,16 +35,36 @@ def dying_replace(self, target):
     return replace(self, target)
 
 Path.replace = dying_replace
-make_plan(Path(sys.argv[2]), name="killed")
+make_plan(Path(sys.argv[2]), name="killed", kind=sys.argv[4])
 """
 
 
-def make_plan(folder, *, name):
-    lengths = folder / "lengths.npy"
-    if not lengths.exists():
-        np.save(lengths, np.random.default_rng(0).integers(1, 5000, size=4000))
+def sources_of(folder, *, kind):
+    """What is planned: lengths alone, or a mixture of two corpora that repeat, with all that may change."""
+    rng = np.random.default_rng(0)
+    if kind == "lengths":
+        if not (folder / "lengths.npy").exists():
+            np.save(folder / "lengths.npy", rng.integers(1, 5000, size=4000))
+        return {"lengths": folder / "lengths.npy"}
+    for name, count in (("web", 700), ("code", 90)):
+        if not (folder / name).exists():
+            documents = (np.full(length, 7, np.uint16) for length in rng.integers(1, 5000, size=count))
+            write_corpus(folder / name, documents, name=name, pad_id=0)
+    mixture = Mixture(
+        sources=(
+            MixtureSource(name="web", weight=3, exhausted=Exhausted.REPEAT),
+            MixtureSource(name="code", weight=1, exhausted=Exhausted.REPEAT),
+        ),
+        interpolation=Interpolation.LINEAR,
+        points=(MixturePoint(step=200, weights={"web": 1, "code": 1}),),
+        limits=(LengthLimit(step=0, max_tokens=500), LengthLimit(step=60, max_tokens=None)),
+    )
+    return {"corpora": [folder / "web", folder / "code"], "mixture": mixture, "steps": 300}
+
+
+def make_plan(folder, *, name, kind="lengths"):
     options = PlanOptions(
-        lengths=lengths,
+        **sources_of(folder, kind=kind),
         output=folder / name,
         pack_tokens=4096,
         packs_per_step=8,
@@ -59,12 +82,13 @@ def content(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_killed_again_and_again_a_plan_ends_with_the_same_bytes(tmp_path):
-    whole = make_plan(tmp_path, name="whole")
+@pytest.mark.parametrize("kind", ["lengths", "mixture"])
+def test_killed_again_and_again_a_plan_ends_with_the_same_bytes(tmp_path, kind):
+    whole = make_plan(tmp_path, name="whole", kind=kind)
     command = [sys.executable, "-c", KILLED_RUN, str(Path(__file__).parent), str(tmp_path)]
     # First the request and a snapshot; then every run gets a block further, and half of the next one.
     kills = 0
-    while subprocess.run([*command, "3"], check=False).returncode == -signal.SIGKILL:
+    while subprocess.run([*command, "3", kind], check=False).returncode == -signal.SIGKILL:
         kills += 1
         assert not (tmp_path / "killed").exists()
         with pytest.raises(ValueError, match="half-written"):
@@ -99,7 +123,7 @@ def test_a_full_disk_ends_the_run_and_a_rerun_goes_on(tmp_path, monkeypatch):
 
 def test_a_block_that_was_damaged_while_the_planner_was_down_is_planned_again(tmp_path, monkeypatch):
     whole = make_plan(tmp_path, name="whole")
-    monkeypatch.setattr("ringfeed.pipeline.planner.run._manifest", stop)
+    monkeypatch.setattr("ringfeed.pipeline.planner.session.finished_manifest", stop)
     with pytest.raises(KeyboardInterrupt):
         make_plan(tmp_path, name="damaged")
     monkeypatch.undo()
@@ -112,5 +136,5 @@ def test_a_block_that_was_damaged_while_the_planner_was_down_is_planned_again(tm
     assert content(tmp_path / "damaged") == content(whole)
 
 
-def stop(*_args):
+def stop(*_args, **_named):
     raise KeyboardInterrupt

@@ -9,7 +9,7 @@ SIZES = [1, 2, 255, 256, 257, 1000, BLOCK_DOCUMENTS, BLOCK_DOCUMENTS + 1, 300_00
 
 
 def drawn(num_documents, *, seed, epoch=0):
-    draw = Draw(num_documents, seed=seed, epochs=epoch + 1)
+    draw = Draw(num_documents, seed=seed)
     return np.concatenate([draw.block(epoch, block) for block in range(draw.num_blocks)])
 
 
@@ -32,7 +32,7 @@ def test_seeds_and_epochs_have_their_own_orders(size):
 
 
 def test_seeds_and_epochs_have_their_own_blocks():
-    blocks = [Draw(500_000, seed=seed, epochs=2).block(epoch, 0) for seed, epoch in ((1, 0), (2, 0), (1, 1))]
+    blocks = [Draw(500_000, seed=seed).block(epoch, 0) for seed, epoch in ((1, 0), (2, 0), (1, 1))]
 
     assert len({frozenset(block.tolist()) for block in blocks}) == 3
 
@@ -44,7 +44,7 @@ def test_an_order_is_the_same_for_ever():
 
 def test_a_block_holds_documents_from_all_over_the_corpus():
     size = 40 * BLOCK_DOCUMENTS
-    first = Draw(size, seed=3, epochs=1).block(0, 0)
+    first = Draw(size, seed=3).block(0, 0)
 
     assert len(first) == BLOCK_DOCUMENTS
     # In 20 equal parts of the corpus, none holds more than three times its share.
@@ -60,7 +60,7 @@ def test_neighbours_in_the_corpus_are_far_apart_in_the_order():
 
 
 def test_a_block_of_a_huge_corpus_is_drawn_without_the_rest():
-    last = Draw(10**10, seed=1, epochs=1)
+    last = Draw(10**10, seed=1)
 
     ids = last.block(0, last.num_blocks - 1)
 

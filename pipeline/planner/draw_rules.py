@@ -1,0 +1,43 @@
+"""From the options of a plan to what its draw follows.
+
+In:   ``PlanOptions`` (``options.py``) and the documents of the plan (``documents.py``)
+Out:  ``DrawRule``s by step (``piece_stream.py``), and the ``BlockFeed`` that the draw reads from
+"""
+
+from collections.abc import Sequence
+
+from ringfeed.pipeline.planner.block_feed import BlockFeed
+from ringfeed.pipeline.planner.documents import DocumentTable
+from ringfeed.pipeline.planner.drawn_blocks import BlockMaker, LaneOrder
+from ringfeed.pipeline.planner.mixture import resolve_mixture
+from ringfeed.pipeline.planner.options import PlanOptions
+from ringfeed.pipeline.planner.piece_stream import DrawRule
+
+__all__ = ["draw_rules", "open_feed", "rule_at"]
+
+
+def draw_rules(documents: DocumentTable, options: PlanOptions) -> tuple[DrawRule, ...]:
+    """Return what the draw follows, in step order.
+
+    Raises:
+        ValueError: if the mixture does not fit the corpora, or the plan would never end.
+    """
+    resolved = resolve_mixture(options.mixture, documents.sources, epochs=options.epochs)
+    if not resolved.ends and options.steps is None:
+        raise ValueError(
+            "the plan would never end: sources repeat and none stops it; pass --steps N, or give a source "
+            "`exhausted: stop`"
+        )
+    return (DrawRule(mixture=resolved.recipe, stops_after=resolved.stops_after),)
+
+
+def rule_at(rules: Sequence[DrawRule], step: int) -> DrawRule:
+    """Return the rule for a window that begins at ``step``."""
+    return [rule for rule in rules if rule.first_step <= step][-1]
+
+
+def open_feed(documents: DocumentTable, options: PlanOptions, rules: Sequence[DrawRule]) -> BlockFeed:
+    """Return the feed that the draw reads from; close it."""
+    mixture = rules[0].mixture
+    order = LaneOrder(documents, mixture, seed=options.seed)
+    return BlockFeed(BlockMaker(order, options, unit=mixture.unit), workers=options.workers)

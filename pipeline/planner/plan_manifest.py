@@ -1,0 +1,133 @@
+"""What a plan says it was made from, and the manifest of a finished one.
+
+In:   ``PlanOptions``, the documents of the plan, blocks that are done (``writer.py``)
+Out:  ``Recipe``, the request of a ``StagedFolder`` (``pipeline/staging.py``), ``Manifest``
+"""
+
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from ringfeed.pipeline.manifest import FileEntry, Manifest, file_entry, fingerprint
+from ringfeed.pipeline.plan import PLAN_FORMAT
+from ringfeed.pipeline.plan_blocks import (
+    BlockFacts,
+    block_name,
+    losses_name,
+    read_block_facts,
+    snapshot_name,
+)
+from ringfeed.pipeline.planner.block_planner import BlocksDone, PlanTask
+from ringfeed.pipeline.planner.documents import DocumentTable
+from ringfeed.pipeline.planner.mixture import resolve_mixture
+from ringfeed.pipeline.planner.options import PlanOptions
+from ringfeed.pipeline.planner.report import measure_plan
+from ringfeed.pipeline.recipe import Recipe
+
+__all__ = ["finished_manifest", "plan_recipe", "plan_request", "source_facts"]
+
+
+def plan_recipe(options: PlanOptions, documents: DocumentTable) -> Recipe:
+    """Return what shapes the steps of the plan that ``options`` ask for.
+
+    Raises:
+        ValueError: if the mixture does not fit the corpora.
+    """
+    mixture = None
+    if options.mixture is not None:
+        mixture = resolve_mixture(options.mixture, documents.sources, epochs=options.epochs).recipe
+    return Recipe(
+        pack_tokens=options.pack_tokens,
+        pack_shape=str(options.pack_shape),
+        length_buckets=str(options.length_buckets),
+        pad_multiple=options.document_multiple,
+        packs_per_step=options.packs_per_step,
+        slate_size=options.packs_per_slate,
+        balance=str(options.strategy),
+        window=options.window,
+        overflow=str(options.overflow),
+        seed=options.seed,
+        positions=options.positions,
+        boundary_label=options.boundary_label,
+        cost_model=options.cost_model.name,
+        sources=documents.sources,
+        mixture=mixture,
+    )
+
+
+def plan_request(options: PlanOptions, recipe: Recipe) -> dict[str, Any]:
+    """Return all that decides the files of the plan, JSON-able."""
+    return {
+        "segments": [{"first_step": 0, "recipe": recipe.to_json()}],
+        "epochs": options.epochs,
+        "steps": options.steps,
+        "mixture": None if options.mixture is None else options.mixture.to_json(),
+        "block_limits": {"steps": options.block_limits.steps, "pieces": options.block_limits.pieces},
+    }
+
+
+def source_facts(documents: DocumentTable, output: Path) -> dict[str, Any]:
+    """Return where the documents of a plan are, for whoever opens it."""
+    return {
+        "source_paths": [os.path.relpath(os.path.realpath(path), output) for path in documents.source_paths],
+        "source_made_from": documents.source_made_from,
+        "knows_masks": documents.knows_masks,
+    }
+
+
+def finished_manifest(task: PlanTask, done: BlocksDone, *, request: dict[str, Any], output: Path) -> Manifest:
+    """Measure the blocks in the task's folder, and return the manifest of the plan that they are."""
+    folder = task.folder
+    facts = [read_block_facts(folder / block_name(number)) for number in range(done.num_blocks)]
+    blocks = [
+        file_entry(folder, block_name(number), rows=block.tally["packs"])
+        for number, block in enumerate(facts)
+    ]
+    report = measure_plan(folder, blocks, facts, task.options)
+    return Manifest(
+        format=PLAN_FORMAT,
+        fingerprint=fingerprint(request),
+        made_from=request,
+        files=(*blocks, *_other_files(folder, done.num_blocks)),
+        facts={
+            "num_steps": report.steps,
+            "num_packs": report.packs,
+            "num_pieces": report.pieces,
+            "flush_step": done.flush_step,
+            **_block_sums(facts),
+            **source_facts(task.documents, output),
+            "report": report.as_dict(),
+        },
+    )
+
+
+def _block_sums(facts: list[BlockFacts]) -> dict[str, Any]:
+    """Return what is true of all blocks together."""
+    supervised = [block.source_supervised for block in facts if block.source_supervised is not None]
+    return {
+        "first_steps": [block.first_step for block in facts],
+        "footprints": _columns(max, [block.footprints for block in facts]),
+        "largest_num_pieces": max(block.largest_num_pieces for block in facts),
+        "least_supervised": min((b.least_supervised for b in facts if b.least_supervised), default=None),
+        "num_epochs": max(block.num_epochs for block in facts),
+        "source_tokens": _columns(sum, [block.source_tokens for block in facts]),
+        "source_supervised": _columns(sum, supervised) if supervised else None,
+    }
+
+
+def _columns(combine: Callable[[Iterable[int]], int], rows: list[tuple[int, ...]]) -> list[int]:
+    return [combine(column) for column in zip(*rows, strict=True)]
+
+
+def _other_files(folder: Path, num_blocks: int) -> list[FileEntry]:
+    names = [snapshot_name(number) for number in range(num_blocks + 1)]
+    names += [losses_name(n) for n in range(num_blocks) if (folder / losses_name(n)).exists()]
+    return [file_entry(folder, name, rows=_num_rows(folder / name)) for name in names]
+
+
+def _num_rows(path: Path) -> int:
+    with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as reader:
+        return sum(reader.get_batch(i).num_rows for i in range(reader.num_record_batches))
