@@ -100,8 +100,7 @@ def check_step(folder, mesh, *, layout, reduction, checkpointed):
         # The older name warns in newer versions.
         enable = getattr(model, "activation_checkpointing_enable", None)
         (enable or model.gradient_checkpointing_enable)({"use_reentrant": False})
-    ranks: dict[str, Any] = SHAPE.loader_ranks(dist.get_rank())
-    loader = Loader(folder / "plan", layout=layout, **ranks)
+    loader = Loader(folder / "plan", layout=layout, **SHAPE.loader_ranks(dist.get_rank()))
     loss = train_step(model, loader, group=mesh["cp"].get_group(), reduction=reduction)
     dist.all_reduce(loss, group=mesh["dp_cp"].get_group())
     grads = {name: parameter.grad.full_tensor() for name, parameter in model.named_parameters()}

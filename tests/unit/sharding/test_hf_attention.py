@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.nn.attention.flex_attention import flex_attention
 from transformers import (
     BloomConfig,
     BloomForCausalLM,
@@ -19,6 +20,7 @@ from transformers import (
 
 from ringfeed.sharding.attention import hf
 from ringfeed.sharding.attention.allgather import allgather_context
+from ringfeed.sharding.attention.flex_blocks import FlexBlocks
 from ringfeed.sharding.attention.hf_mask import CausalMask
 from ringfeed.sharding.layouts import make_layout
 
@@ -98,6 +100,23 @@ def test_packed_documents_equal_each_alone(name):
     torch.testing.assert_close(
         real_rows(logits), each_alone(made, call["input_ids"], **options), rtol=0, atol=1e-5
     )
+
+
+@torch.no_grad()
+def test_the_context_s_kernel_attends_in_every_layer_and_window():
+    model, config, options = MODELS["qwen2, window 8 in one layer"]
+    made, call = tiny(model, config, **options), packed()
+    used = []
+
+    def flex(*args, **kwargs):
+        used.append(kwargs["block_mask"])
+        return flex_attention(*args, **kwargs)
+
+    kernel = FlexBlocks(flex=lambda: flex)
+    by_flex = made(**{**call, "ringfeed_context": call["ringfeed_context"].with_kernel(kernel)}).logits
+
+    assert len({id(mask) for mask in used}) == len(used) == 2
+    torch.testing.assert_close(real_rows(by_flex[0]), real_rows(made(**call).logits[0]), rtol=0, atol=1e-5)
 
 
 def enable_checkpointing(model, use_reentrant):
