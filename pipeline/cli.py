@@ -114,6 +114,12 @@ def ingest(
     tokens_column: Annotated[
         str | None, typer.Option(metavar="C", help="column that holds lists of token ids")
     ] = None,
+    mask_column: Annotated[
+        str | None, typer.Option(metavar="C", help="column with a 0 or 1 per token: 1 is trained on")
+    ] = None,
+    labels_column: Annotated[
+        str | None, typer.Option(metavar="C", help="or: column of labels, not shifted, -100 left out")
+    ] = None,
     pad_id: Annotated[int | None, number("pad token of a tokens column  [default: 0]")] = None,
     name: Annotated[
         str | None, typer.Option(metavar="N", help="name of the corpus  [default: its folder's]")

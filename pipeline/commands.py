@@ -25,7 +25,8 @@ def ingest(config: IngestConfig, progress: Progress) -> Outcome:
 
     report = run_ingest(config.to_options(), progress=progress)
     text = (
-        f"{report.output}: {report.documents:,} documents, {report.tokens:,} tokens from "
+        f"{report.output}: {report.documents:,} documents, {report.tokens:,} tokens "
+        f"({report.supervised:,} of them trained on) from "
         f"{report.files:,} files ({report.skipped_empty:,} empty and {report.skipped_encoding:,} "
         "not UTF-8 were skipped)"
     )

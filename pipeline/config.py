@@ -64,7 +64,10 @@ class IngestConfig(CommandConfig):
     """``ringfeed ingest``: text or token columns into a corpus."""
 
     arguments = {"sources": "SRC...", "output": "-o CORPUS"}
-    alternatives = (frozenset({"text_column", "tokens_column"}),)
+    alternatives = (
+        frozenset({"text_column", "tokens_column"}),
+        frozenset({"mask_column", "labels_column"}),
+    )
 
     sources: Annotated[tuple[Path, ...], Field(min_length=1)] = Field(
         description="files, or folders that are read recursively"
@@ -73,6 +76,8 @@ class IngestConfig(CommandConfig):
     tokenizer: Text = Field("bytes", description="'bytes', or a tokenizer.json of Hugging Face tokenizers")
     text_column: Text | None = Field(None, description="the column that holds the text")
     tokens_column: Text | None = Field(None, description="the column that holds lists of token ids")
+    mask_column: Text | None = Field(None, description="the column with a flag per token: is it trained on?")
+    labels_column: Text | None = Field(None, description="or: a label per token, -100 or the token itself")
     pad_id: Natural | None = Field(None, description="the pad token of a tokens column, 0 if not given")
     name: Text | None = Field(None, description="the corpus's name, by default its folder's")
     encoding_errors: EncodingErrors = Field(

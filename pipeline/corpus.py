@@ -14,7 +14,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from ringfeed.pipeline.documents_table import PAGE_ROWS, Columns, map_documents, map_pages, page_digest
+from ringfeed.pipeline.documents_table import MASK_COLUMNS, map_documents
 from ringfeed.pipeline.environment import max_mapped_files
 from ringfeed.pipeline.manifest import (
     CorruptDataError,
@@ -25,14 +25,26 @@ from ringfeed.pipeline.manifest import (
     check_sizes_at_open,
     read_manifest,
 )
+from ringfeed.pipeline.mask_runs import RUN_COLUMNS, rows_of_documents
+from ringfeed.pipeline.paged_table import CheckedPages, Columns, map_table
 from ringfeed.pipeline.token_files import TOKEN_DTYPES, map_tokens, token_file_name
 
-__all__ = ["CORPUS_FORMAT", "DOCUMENTS_FILE", "INPUTS_FILE", "PAGES_FILE", "Corpus"]
+__all__ = [
+    "CORPUS_FORMAT",
+    "DOCUMENTS_FILE",
+    "INPUTS_FILE",
+    "PAGES_FILE",
+    "RUNS_FILE",
+    "RUN_PAGES_FILE",
+    "Corpus",
+]
 
 CORPUS_FORMAT = "ringfeed-corpus"
 DOCUMENTS_FILE = "documents.arrow"
 PAGES_FILE = "documents.pages.arrow"
 INPUTS_FILE = "inputs.arrow"
+RUNS_FILE = "mask_runs.arrow"
+RUN_PAGES_FILE = "mask_runs.pages.arrow"
 
 
 class Corpus:
@@ -45,9 +57,14 @@ class Corpus:
         self.path = path
         self.manifest = manifest
         self._columns = columns
-        self._page_digests: NDArray[np.uint64] | None = None
-        # A byte for 4,096 documents: this is all that grows with the corpus.
-        self._checked_pages = np.zeros(-(-self.num_documents // PAGE_ROWS), dtype=np.bool_)
+        self._pages = CheckedPages(columns, table=path / DOCUMENTS_FILE, pages=path / PAGES_FILE)
+        self.mask_runs: Columns | None = None
+        """start, stop, before: int64 [R] each, read-only, mapped (``mask_runs.py``); None: no masks."""
+        if MASK_COLUMNS.keys() <= columns.keys():
+            self.mask_runs = map_table(path / RUNS_FILE, RUN_COLUMNS)
+            self._run_pages = CheckedPages(
+                self.mask_runs, table=path / RUNS_FILE, pages=path / RUN_PAGES_FILE
+            )
         self._token_views: OrderedDict[int, NDArray[np.integer]] = OrderedDict()
         self.max_mapped_files = max_mapped_files()
         """Token files that stay mapped; corpora that are used together share what a process may."""
@@ -75,7 +92,7 @@ class Corpus:
         check_sizes_at_open(folder, manifest)
         if check == "table":
             for entry in manifest.files:
-                if entry.path == DOCUMENTS_FILE:
+                if entry.path in (DOCUMENTS_FILE, RUNS_FILE):
                     check_file(folder, entry)
         corpus = cls(folder, manifest, map_documents(folder / DOCUMENTS_FILE))
         if corpus.num_documents != manifest.facts["num_documents"]:
@@ -179,21 +196,18 @@ class Corpus:
         )
 
     def check_rows(self, ids: NDArray[np.integer]) -> None:
-        """Hash the pages of the table that documents (int [D], which exist) are in, each once, and compare.
+        """Hash what the tables say of documents (int [D], which exist), each page once, and compare.
 
         Raises:
             CorruptDataError: if a byte of such a page changed; names the table.
         """
-        pages = np.asarray(ids, dtype=np.int64) // PAGE_ROWS
-        for page in np.unique(pages[~self._checked_pages[pages]]).tolist():
-            if self._page_digests is None:
-                self._page_digests = map_pages(self.path / PAGES_FILE)
-            if page_digest(self._columns, page) != int(self._page_digests[page]):
-                raise CorruptDataError(
-                    f"{self.path / DOCUMENTS_FILE} is damaged in rows {page * PAGE_ROWS} and following "
-                    f"(their xxh3_64 is not what {PAGES_FILE} says); restore both from a copy or ingest again"
-                )
-            self._checked_pages[page] = True
+        self._pages.check(ids)
+        if self.mask_runs is None:
+            return
+        first, count = (self._columns[name][ids].view(np.int64) for name in MASK_COLUMNS)
+        # The rows are right, so that the runs are there; a document without one has none to check.
+        some = count > 0
+        self._run_pages.check(rows_of_documents(first[some], count[some]))
 
     def check_document(self, index: int) -> None:
         """Hash the tokens of a document and compare.

@@ -37,7 +37,7 @@ class PieceTokens:
 
 
 class CorpusSet:
-    """Corpora that may be mixed: one tokenizer, one pad id, one mask rule."""
+    """Corpora that may be mixed: one tokenizer, one pad id. Some may have masks and others none."""
 
     def __init__(self, corpora: Sequence[Corpus]) -> None:
         if not corpora:
@@ -58,7 +58,7 @@ class CorpusSet:
 
         Raises:
             ValueError: if there is none, two different ones have one name, or they differ in
-                tokenizer, pad id or mask rule (with the difference).
+                tokenizer or pad id (with the difference).
             CorruptDataError: if one is damaged.
         """
         corpora = [Corpus.open(path, check=check) for path in paths]
@@ -240,4 +240,5 @@ def _check_compatible(corpora: tuple[Corpus, ...]) -> None:
 
 
 def _shared_facts(corpus: Corpus) -> dict[str, Any]:
-    return {key: corpus.facts[key] for key in ("tokenizer", "pad_id", "mask_rule")}
+    # Not the mask rule: which tokens are trained on is a fact of each document, and mixes.
+    return {key: corpus.facts[key] for key in ("tokenizer", "pad_id")}

@@ -15,14 +15,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ringfeed.pipeline.documents_table import (
-    Columns,
-    map_documents,
-    merge_columns,
-    read_rows,
-    write_documents,
-)
+from ringfeed.pipeline.documents_table import COLUMNS, MASK_COLUMNS, map_documents
 from ringfeed.pipeline.manifest import CorruptDataError, FileEntry, check_size, file_entry
+from ringfeed.pipeline.mask_runs import RUN_COLUMNS, MaskRuns
+from ringfeed.pipeline.paged_table import Columns, map_table, merge_columns, read_rows, write_table
 from ringfeed.pipeline.sources.token_batch import TokenBatch
 from ringfeed.pipeline.staging import StagedFolder, write_atomically
 from ringfeed.pipeline.supervision import supervised_tokens
@@ -50,6 +46,8 @@ class WriterState:
     num_tokens: int = 0
     """In finished files."""
     num_documents: int = 0
+    num_runs: int = 0
+    """Mask runs of the documents in finished files."""
 
 
 class DocumentWriter:
@@ -75,6 +73,8 @@ class DocumentWriter:
         self._num_tokens = 0
         self._rows: list[Columns] = []
         self._num_rows = 0
+        self._runs: list[MaskRuns] = []
+        """Of the documents in ``_rows``, where the corpus has masks."""
 
     @property
     def num_documents(self) -> int:
@@ -93,15 +93,27 @@ class DocumentWriter:
                 continue
             begin = int(ends[done - 1]) if done else 0
             self._take(batch.tokens[begin : int(ends[done + fits - 1])], columns, slice(done, done + fits))
+            if batch.masks is not None:
+                self._runs.append(batch.masks.slice(done, done + fits))
             done += fits
         self._finish_part(batch)
 
-    def finish(self) -> Columns:
-        """Write what is left, and return the whole table, mapped from scratch files."""
+    def finish(self) -> tuple[Columns, Columns | None]:
+        """Write what is left; return the tables of all documents and of all mask runs, mapped.
+
+        The second one is None for a corpus without masks.
+        """
         if self._num_rows:
             self._close_file(documents=0)
-        parts = (map_documents(self._rows_path(i)) for i in range(len(self.entries)))
-        return merge_columns(parts, self._journal / "columns")
+        numbers = range(len(self.entries))
+        is_masked = bool(numbers) and self._runs_path(0).exists()
+        types = {**COLUMNS, **MASK_COLUMNS} if is_masked else COLUMNS
+        rows = (map_documents(self._rows_path(i)) for i in numbers)
+        columns = merge_columns(rows, self._journal / "columns", types)
+        if not is_masked:
+            return columns, None
+        runs = (map_table(self._runs_path(i), RUN_COLUMNS) for i in numbers)
+        return columns, merge_columns(runs, self._journal / "runs", RUN_COLUMNS)
 
     def _count_fitting(self, ends: NDArray[np.int64], done: int) -> int:
         """Return how many documents from ``done`` on go into the current file."""
@@ -132,11 +144,13 @@ class DocumentWriter:
         name = token_file_name(index)
         with write_atomically(self._folder / name) as temporary:
             write_token_file(temporary, self._tokens[: self._num_tokens], columns["length"].astype(np.int64))
+        num_runs = self._write_runs(index, columns)
         with write_atomically(self._rows_path(index)) as temporary:
-            write_documents(temporary, columns)
+            write_table(temporary, columns, {**COLUMNS, **MASK_COLUMNS} if self._runs else COLUMNS)
         self.state = _advance(
             self.state,
             documents=documents,
+            num_runs=self.state.num_runs + num_runs,
             num_tokens=self.state.num_tokens + self._num_tokens,
             num_documents=self.state.num_documents + self._num_rows,
         )
@@ -145,9 +159,20 @@ class DocumentWriter:
         with write_atomically(self._commit_path(index)) as temporary:
             temporary.write_text(json.dumps({"state": asdict(self.state), "entry": asdict(entry)}))
         self.entries.append(entry)
-        self._rows, self._num_rows, self._num_tokens = [], 0, 0
+        self._rows, self._runs, self._num_rows, self._num_tokens = [], [], 0, 0
         if len(self._tokens) > self._limit:
             self._tokens = np.empty(self._limit, dtype=self._dtype)
+
+    def _write_runs(self, index: int, columns: Columns) -> int:
+        """Write the mask runs of the current file's documents, and note in ``columns`` which are whose."""
+        if not self._runs:
+            return 0
+        runs = MaskRuns.concat(self._runs)
+        columns["num_runs"] = runs.counts
+        columns["first_run"] = self.state.num_runs + np.cumsum(runs.counts) - runs.counts
+        with write_atomically(self._runs_path(index)) as temporary:
+            write_table(temporary, runs.columns(), RUN_COLUMNS)
+        return len(runs.starts)
 
     def _finish_part(self, batch: TokenBatch) -> None:
         self.state = _advance(
@@ -177,15 +202,19 @@ class DocumentWriter:
     def _rows_path(self, index: int) -> Path:
         return self._journal / f"rows-{index:05d}.arrow"
 
+    def _runs_path(self, index: int) -> Path:
+        return self._journal / f"runs-{index:05d}.arrow"
+
     def _commit_path(self, index: int) -> Path:
         return self._journal / f"commit-{index:05d}.json"
 
 
 def _columns_of(batch: TokenBatch, *, first_row: int) -> Columns:
     starts = np.zeros_like(batch.lengths)
+    supervised = supervised_tokens(batch.lengths, starts, batch.lengths, boundary="next")
     return {
         "length": batch.lengths,
-        "supervised": supervised_tokens(batch.lengths, starts, batch.lengths, boundary="next"),
+        "supervised": supervised if batch.masks is None else batch.masks.targets,
         "source": batch.sources,
         "file": batch.files,
         "row": batch.rows + first_row,

@@ -223,6 +223,7 @@ def _report(options: IngestOptions, manifest: Manifest, staged: StagedFolder, se
         name=facts["name"],
         documents=facts["num_documents"],
         tokens=facts["num_tokens"],
+        supervised=facts["num_supervised"],
         skipped_empty=facts["skipped_empty"],
         skipped_encoding=facts["skipped_encoding"],
         files=facts["num_inputs"],

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ringfeed.pipeline.document_writer import TOKEN_FILE_BYTES
 from ringfeed.pipeline.sources.encoding import EncodingErrors
+from ringfeed.pipeline.sources.masks import MaskChoice, MaskKind
 from ringfeed.pipeline.sources.rows import ColumnChoice
 
 __all__ = ["IngestOptions", "IngestReport"]
@@ -37,6 +38,10 @@ class IngestOptions:
     """Field of JSONL, Parquet and Arrow that holds text; ``text`` by default."""
     tokens_column: str | None = None
     """Field that holds lists of token ids; no tokenizer is used then."""
+    mask_column: str | None = None
+    """Field with a flag per token of ``tokens_column``: 1 or true where it is trained on, else 0 or false."""
+    labels_column: str | None = None
+    """In its place, a field with a label per token: the token itself, or -100 where it is not trained on."""
     pad_id: int | None = None
     """Pad token of a tokens column, 0 by default."""
     name: str | None = None
@@ -57,6 +62,7 @@ class IngestOptions:
                 f"text_column={self.text_column!r} and tokens_column={self.tokens_column!r} exclude "
                 "each other; give the one that the data has"
             )
+        self._check_masks()
         if self.pad_id is not None and self.tokens_column is None:
             raise ValueError(f"pad_id={self.pad_id} goes with tokens_column; tokenizers have their own")
         if self.pad_id is not None and not 0 <= self.pad_id <= _MAX_TOKEN:
@@ -78,9 +84,29 @@ class IngestOptions:
     @property
     def column(self) -> ColumnChoice:
         """Return which column holds the documents, and of what kind it is."""
-        if self.tokens_column is not None:
-            return ColumnChoice(name=self.tokens_column, is_tokens=True)
-        return ColumnChoice(name=self.text_column or "text")
+        if self.tokens_column is None:
+            return ColumnChoice(name=self.text_column or "text")
+        mask = None
+        if self.mask_column is not None:
+            mask = MaskChoice(name=self.mask_column, kind=MaskKind.FLAGS)
+        if self.labels_column is not None:
+            mask = MaskChoice(name=self.labels_column, kind=MaskKind.LABELS)
+        return ColumnChoice(name=self.tokens_column, is_tokens=True, mask=mask)
+
+    def _check_masks(self) -> None:
+        given = [(n, v) for n in ("mask_column", "labels_column") if (v := getattr(self, n)) is not None]
+        if len(given) > 1:
+            raise ValueError(
+                f"mask_column={self.mask_column!r} and labels_column={self.labels_column!r} exclude each "
+                "other; give the one that the data has"
+            )
+        for name, value in given:
+            if self.tokens_column is None:
+                raise ValueError(
+                    f"{name}={value!r} goes with tokens_column: text has no flag per token; ingest tokens"
+                )
+            if value == self.tokens_column:
+                raise ValueError(f"{name}={value!r} is the tokens_column, too; name the column of the mask")
 
     @property
     def corpus_name(self) -> str:
@@ -95,6 +121,8 @@ class IngestReport:
     name: str
     documents: int
     tokens: int
+    supervised: int
+    """Tokens that are trained on."""
     skipped_empty: int
     """Inputs or rows without a token."""
     skipped_encoding: int

@@ -15,14 +15,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ringfeed.pipeline.corpus_masks import piece_supervised
 from ringfeed.pipeline.laid_pack import LaidPack, lay_pack
 from ringfeed.pipeline.local_source import LocalSource
 from ringfeed.pipeline.opening import check_footprints
-from ringfeed.pipeline.pack_slots import lay_out, token_table
+from ringfeed.pipeline.pack_slots import lay_out
+from ringfeed.pipeline.pack_tokens import PackTokens
 from ringfeed.pipeline.step_packs import Pieces
-from ringfeed.pipeline.supervision import supervised_tokens
 from ringfeed.pipeline.thd import thd_from_pieces
-from ringfeed.pipeline.view_kernels import fill_positions, fill_tokens
+from ringfeed.pipeline.view_kernels import fill_positions
 from ringfeed.pipeline.view_source import NO_OVERLAY, Overlay, PackView, StepFacts
 from ringfeed.pipeline.views import RankView
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from ringfeed.pipeline.corpus_set import CorpusSet, PieceTokens
+    from ringfeed.pipeline.corpus_set import CorpusSet
     from ringfeed.pipeline.opening import ViewSpec
     from ringfeed.pipeline.pack_slots import PackSlots
     from ringfeed.pipeline.plan import Plan
@@ -161,10 +162,9 @@ class PlanSource(LocalSource):
     def fill_ranks(
         self, laid: LaidPack, ids: Sequence[npt.NDArray[np.int32]], labels: Sequence[npt.NDArray[np.int32]]
     ) -> list[int]:
-        table, _tokens = self._token_table(laid.pieces, laid.slots)
-        offsets, pad_id = laid.slots.cu_seqlens_padded, self.spec.pad_id
+        tokens = self._checked_tokens(laid.pieces, laid.slots)
         return [
-            int(fill_tokens(index_map.runs, offsets, table, pad_id, *targets))
+            tokens.fill(index_map.runs, *targets)
             for index_map, *targets in zip(laid.maps, ids, labels, strict=True)
         ]
 
@@ -196,20 +196,17 @@ class PlanSource(LocalSource):
         return pieces, None if self.overlay is None else self.overlay.skipped(pieces.documents)
 
     def _fill(self, pieces: Pieces, slots: PackSlots, runs: Int64Array, buffers: _Buffers) -> int:
-        table, _tokens = self._token_table(pieces, slots)
+        supervised = self._checked_tokens(pieces, slots).fill(runs, buffers.ids, buffers.labels)
         offsets = slots.cu_seqlens_padded
-        supervised = fill_tokens(runs, offsets, table, self.spec.pad_id, buffers.ids, buffers.labels)
         fill_positions(
             runs, offsets, slots.real_lengths, slots.first_positions, buffers.positions, buffers.mask
         )
         self.tokens_copied += len(buffers.mask) - int(np.count_nonzero(buffers.mask))
-        return int(supervised)
+        return supervised
 
-    def _token_table(self, pieces: Pieces, slots: PackSlots) -> tuple[npt.NDArray[np.int64], PieceTokens]:
-        """Return where the checked tokens of a pack lie, and what keeps them mapped while they are read."""
+    def _checked_tokens(self, pieces: Pieces, slots: PackSlots) -> PackTokens:
         self._check_documents(slots.documents)
-        tokens = self._corpora.piece_tokens(pieces.documents, pieces.starts, pieces.lengths)
-        return token_table(pieces, slots, tokens=tokens, boundary=self.spec.boundary), tokens
+        return PackTokens(pieces, slots, corpora=self._corpora, spec=self.spec)
 
     def _check_documents(self, documents: Int64Array) -> None:
         """Hash each document that was not checked lately, and its row of the table."""
@@ -252,12 +249,7 @@ class PlanSource(LocalSource):
         if len(pieces):
             self._corpora.check_rows(pieces.documents)
             owners = np.repeat(np.arange(packs.num_packs), np.diff(packs.offsets))[chosen]
-            found = supervised_tokens(
-                self._corpora.lengths(pieces.documents),
-                pieces.starts,
-                pieces.lengths,
-                boundary=self.spec.boundary,
-            )
+            found = piece_supervised(self._corpora, pieces, boundary=self.spec.boundary)
             np.add.at(counts, (owners, self._corpora.source_of(pieces.documents)), found)
         return counts
 

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ringfeed.pipeline.pack_slots import lay_out, token_table
-from ringfeed.pipeline.view_kernels import fill_positions, fill_tokens
+from ringfeed.pipeline.pack_slots import lay_out
+from ringfeed.pipeline.pack_tokens import PackTokens
+from ringfeed.pipeline.view_kernels import fill_positions
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -67,15 +68,13 @@ def thd_from_pieces(
         CorruptDataError: if a document lies outside its token file.
     """
     slots = lay_out(pieces, spec=spec, skipped=skipped)
-    found = corpora.piece_tokens(pieces.documents, pieces.starts, pieces.lengths)
-    table = token_table(pieces, slots, tokens=found, boundary=spec.boundary)
     total = int(slots.cu_seqlens_padded[-1])
     # Read-only like the runs of an index map: numba compiles the kernels once for both.
     everything = np.array([[0, total]], dtype=np.int64)
     everything.flags.writeable = False
     tokens, labels, positions = (np.empty(total, dtype=np.int32) for _ in range(3))
     mask = np.empty(total, dtype=np.bool_)
-    fill_tokens(everything, slots.cu_seqlens_padded, table, spec.pad_id, tokens, labels)
+    PackTokens(pieces, slots, corpora=corpora, spec=spec).fill(everything, tokens, labels)
     fill_positions(
         everything, slots.cu_seqlens_padded, slots.real_lengths, slots.first_positions, positions, mask
     )

@@ -23,6 +23,7 @@ from ringfeed.pipeline.progress import Progress, SilentProgress
 from ringfeed.pipeline.shard_files import folder_name
 from ringfeed.pipeline.store import SHARDS_FORMAT
 from ringfeed.pipeline.verify_coverage import check_coverage
+from ringfeed.pipeline.verify_masks import check_supervised, mask_faults
 from ringfeed.pipeline.verify_plan import check_blocks, open_planned_documents
 from ringfeed.pipeline.verify_shards import check_folder, open_sharded_plan
 
@@ -92,10 +93,15 @@ def _table_faults(corpus: Corpus, manifest: Manifest) -> list[str]:
             faults.append(f"documents do not lie end to end in token file {number}")
         elif int(ends[-1] if len(ends) else 0) != len(corpus.token_view(number)):
             faults.append(f"documents do not cover token file {number}")
-    for name, found in (("num_documents", corpus.num_documents), ("num_tokens", int(lengths.sum()))):
+    counted = {
+        "num_documents": corpus.num_documents,
+        "num_tokens": int(lengths.sum()),
+        "num_supervised": int(corpus.supervised.sum()),
+    }
+    for name, found in counted.items():
         if manifest.facts[name] != found:
             faults.append(f"{name} is {found}, the manifest says {manifest.facts[name]}")
-    return faults
+    return faults + mask_faults(corpus)
 
 
 def _verify_plan(
@@ -110,6 +116,7 @@ def _verify_plan(
     counts = {"steps": plan.num_steps, "packs": plan.num_packs}
     if documents is not None:
         findings += check_coverage(plan, documents, progress=progress)
+        findings += check_supervised(plan, documents, progress=progress)
         counts["documents"] = documents.num_documents
     return findings, counts, unchecked
 

@@ -20,7 +20,7 @@ from numba.np.numpy_support import carray
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["IGNORE", "address", "fill_positions", "fill_tokens", "order_segments", "scatter"]
+__all__ = ["IGNORE", "address", "fill_positions", "fill_tokens", "first_slot", "order_segments", "scatter"]
 
 IGNORE = -100
 """Label of a token that is not trained on."""
@@ -133,7 +133,7 @@ def scatter(
 
 
 @njit(nogil=True, cache=True)
-def _first_slot(cu_padded: npt.NDArray[np.int32], start: int, slot: int) -> int:
+def first_slot(cu_padded: npt.NDArray[np.int32], start: int, slot: int) -> int:
     """Return the slot that holds chunk position ``start``; ``slot`` is where the last run ended."""
     if cu_padded[slot] > start:
         slot = 0
@@ -181,7 +181,7 @@ def fill_tokens(
     for run in range(len(runs)):
         position, end = runs[run, 0], runs[run, 0] + runs[run, 1]
         while position < end:
-            slot = _first_slot(cu_padded, position, slot)
+            slot = first_slot(cu_padded, position, slot)
             offset = position - cu_padded[slot]
             width = min(end, np.int64(cu_padded[slot + 1])) - position
             real = min(max(pieces[slot, 0] - offset, 0), width)
@@ -225,7 +225,7 @@ def fill_positions(
     for run in range(len(runs)):
         position, end = runs[run, 0], runs[run, 0] + runs[run, 1]
         while position < end:
-            slot = _first_slot(cu_padded, position, slot)
+            slot = first_slot(cu_padded, position, slot)
             offset = position - cu_padded[slot]
             width = min(end, np.int64(cu_padded[slot + 1])) - position
             real = min(max(real_lengths[slot] - offset, 0), width)

@@ -12,9 +12,11 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from ringfeed.pipeline.corpus_masks import piece_supervised
 from ringfeed.pipeline.corpus_set import CorpusSet
 from ringfeed.pipeline.planner.options import PlanOptions
 from ringfeed.pipeline.recipe import SourceRef
+from ringfeed.pipeline.step_packs import Pieces
 
 __all__ = ["CorpusTable", "DocumentTable", "LengthsTable", "open_documents"]
 
@@ -54,6 +56,10 @@ class DocumentTable(Protocol):
         """Return which source each document belongs to: int64 [D] -> int32 [D]."""
         ...
 
+    def supervised(self, pieces: Pieces, *, boundary: str) -> NDArray[np.int64]:
+        """Return the supervised tokens of each piece, int64 [P]; only where masks are known."""
+        ...
+
 
 class CorpusTable:
     """The documents of corpora."""
@@ -83,6 +89,9 @@ class CorpusTable:
 
     def source_of(self, ids: Ids) -> NDArray[np.int32]:
         return self._corpora.source_of(ids)
+
+    def supervised(self, pieces: Pieces, *, boundary: str) -> NDArray[np.int64]:
+        return piece_supervised(self._corpora, pieces, boundary=boundary)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -136,6 +145,11 @@ class LengthsTable:
 
     def source_of(self, ids: Ids) -> NDArray[np.int32]:
         return np.zeros(len(ids), np.int32)
+
+    def supervised(self, pieces: Pieces, *, boundary: str) -> NDArray[np.int64]:
+        """Refuse: lengths say nothing of labels."""
+        del pieces, boundary
+        raise ValueError(f"{self.path} holds lengths alone: which labels are supervised is not known")
 
 
 def open_documents(options: PlanOptions) -> DocumentTable:

@@ -12,7 +12,6 @@ from ringfeed.pipeline.planner.options import Overflow, PlanOptions
 from ringfeed.pipeline.planner.tally import StepTally, count_distances
 from ringfeed.pipeline.planner.windows import Window
 from ringfeed.pipeline.step_packs import PackRows
-from ringfeed.pipeline.supervision import supervised_tokens
 
 __all__ = ["cut_slates", "window_rows"]
 
@@ -38,7 +37,7 @@ def window_rows(window: Window, documents: DocumentTable, options: PlanOptions) 
         packs,
         cut_slates(within, packs, costs, slate_size=options.packs_per_slate),
         costs,
-        _supervised(window, lengths_of_documents, documents, options),
+        _supervised(window, documents, options),
         offsets,
         pieces,
         tokens,
@@ -80,16 +79,11 @@ def cut_slates(steps: Int64, packs: Int64, costs: Int64, *, slate_size: int) -> 
     return slates
 
 
-def _supervised(
-    window: Window, lengths_of_documents: Int64, documents: DocumentTable, options: PlanOptions
-) -> Int64 | None:
+def _supervised(window: Window, documents: DocumentTable, options: PlanOptions) -> Int64 | None:
     """Return the supervised tokens per pack and source: int64 [K, S], None where masks are unknown."""
     if not documents.knows_masks:
         return None
-    pieces = window.packing.packed.pieces
-    counts = supervised_tokens(
-        lengths_of_documents, pieces.starts, pieces.lengths, boundary=options.boundary_label
-    )
+    counts = documents.supervised(window.packing.packed.pieces, boundary=options.boundary_label)
     by_pack = _by_source(counts, window, documents)
     by_step = _sums(by_pack.sum(axis=1), window.first_packs)
     if len(by_step) and not by_step.all():

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pyarrow as pa
 
-from ringfeed.pipeline.sources.columns import check_column, rows_of_column
+from ringfeed.pipeline.sources.columns import check_column, rows_of_columns
 from ringfeed.pipeline.sources.inputs import InputError, InputFile
 from ringfeed.pipeline.sources.parts import Part, cut_by_size
 from ringfeed.pipeline.sources.rows import ColumnChoice, TextRows, TokenRows
@@ -37,11 +37,12 @@ def cut_arrow(file: InputFile, *, part_bytes: int) -> Iterator[Part]:
 
 
 def read_arrow(part: Part, column: ColumnChoice) -> TextRows | TokenRows:
-    """Read the chosen column of the part's record batches."""
+    """Read the chosen columns of the part's record batches."""
     file = part.files[0]
     with _mapped(file) as source:
-        chunks = [batch.column(column.name) for batch in _batches(source, part.start, part.stop)]
-        return rows_of_column(pa.chunked_array(chunks, type=chunks[0].type), column, part)
+        batches = list(_batches(source, part.start, part.stop))
+        columns = [pa.chunked_array([batch.column(name) for batch in batches]) for name in column.names]
+        return rows_of_columns(columns, column, part)
 
 
 @contextmanager

@@ -12,8 +12,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ringfeed.pipeline.sources.inputs import InputError, InputFile
+from ringfeed.pipeline.sources.masks import MASK_FLAGS, MaskValues
 from ringfeed.pipeline.sources.parts import Part
 from ringfeed.pipeline.sources.rows import ColumnChoice, TextRows, TokenRows, join_texts
 
@@ -46,21 +48,27 @@ def read_jsonl(part: Part, column: ColumnChoice) -> TextRows | TokenRows:
     lines = _read_lines(part)
     if not part.files[0].bytes:
         # One empty input, as an empty text file is.
-        lines = [json.dumps({column.name: None}).encode()]
+        lines = [json.dumps(dict.fromkeys(column.names)).encode()]
     rows = [row for row, line in enumerate(lines) if line and not line.isspace()]
-    values = []
+    values, masks = [], []
     for row in rows:
         try:
-            values.append(_value(lines[row], column))
+            fields = _object(lines[row], column)
+            values.append(_value(fields, column))
+            if column.mask is not None:
+                masks.append(_mask_list(fields[column.mask.name], column.mask.name))
         except InputError as error:
             raise InputError(f"{part.files[0].path} line {line_number(part, row)}: {error}") from None
     row_numbers = np.array(rows, dtype=np.int64)
     if not column.is_tokens:
         text, offsets = join_texts([_encode(value) for value in values])
         return TextRows(text=text, offsets=offsets, rows=row_numbers, num_rows=len(lines))
-    lengths = np.array([len(value) for value in values], dtype=np.int64)
-    tokens = np.concatenate([np.empty(0, dtype=np.int64), *(np.array(v, dtype=np.int64) for v in values)])
-    return TokenRows(tokens=tokens, lengths=lengths, rows=row_numbers, num_rows=len(lines))
+    tokens, lengths = _join_lists(values)
+    mask = None
+    if column.mask is not None:
+        flags, flag_lengths = _join_lists(masks)
+        mask = MaskValues(values=flags, lengths=flag_lengths, kind=column.mask.kind)
+    return TokenRows(tokens=tokens, lengths=lengths, rows=row_numbers, num_rows=len(lines), mask=mask)
 
 
 def line_number(part: Part, row: int) -> int:
@@ -97,7 +105,8 @@ def _seek_first_line(stream: Any, start: int) -> None:
         stream.readline()
 
 
-def _value(line: bytes, column: ColumnChoice) -> Any:
+def _object(line: bytes, column: ColumnChoice) -> dict[str, Any]:
+    """Return the fields of a line that is an object with the wanted ones."""
     # Bytes that are no UTF-8 survive as surrogates; the policy for them comes later.
     try:
         row = json.loads(line.decode("utf-8", "surrogateescape"))
@@ -107,11 +116,19 @@ def _value(line: bytes, column: ColumnChoice) -> Any:
         raise InputError(f"no JSON ({error}): {_shown(line)}") from None
     if not isinstance(row, dict):
         raise InputError(f"a JSON {type(row).__name__}, not an object with a field {column.name!r}")
-    if column.name not in row:
-        raise InputError(
-            f"no field {column.name!r} (it has {', '.join(map(repr, row)) or 'none'}); "
-            "name another one with --text-column or --tokens-column"
-        )
+    for name in column.names:
+        if name not in row:
+            way_out = "--text-column or --tokens-column"
+            if column.mask is not None and name == column.mask.name:
+                way_out = MASK_FLAGS[column.mask.kind]
+            raise InputError(
+                f"no field {name!r} (it has {', '.join(map(repr, row)) or 'none'}); name another one with "
+                f"{way_out}"
+            )
+    return row
+
+
+def _value(row: dict[str, Any], column: ColumnChoice) -> Any:
     value = row[column.name]
     if column.is_tokens:
         return _token_list(value, column.name)
@@ -131,6 +148,23 @@ def _token_list(value: object, name: str) -> list[int]:
     if value and not (min(value) >= -(2**63) and max(value) < 2**63):
         raise InputError(f"field {name!r} has a token beyond 64 bits")
     return value
+
+
+def _mask_list(value: object, name: str) -> list[int]:
+    if value is None:
+        return []
+    if not isinstance(value, list) or any(type(flag) not in (int, bool) for flag in value):
+        raise InputError(f"field {name!r} is no list of integers or of true and false")
+    if value and not (min(value) >= -(2**63) and max(value) < 2**63):
+        raise InputError(f"field {name!r} has a number beyond 64 bits")
+    return value
+
+
+def _join_lists(values: list[list[int]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return all lists end to end, and the length of each."""
+    lengths = np.array([len(value) for value in values], dtype=np.int64)
+    joined = np.concatenate([np.empty(0, dtype=np.int64), *(np.array(v, dtype=np.int64) for v in values)])
+    return joined, lengths
 
 
 def _encode(value: str) -> bytes:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ringfeed.pipeline.sources.columns import check_column, rows_of_column
+from ringfeed.pipeline.sources.columns import check_column, rows_of_columns
 from ringfeed.pipeline.sources.inputs import InputError, InputFile
 from ringfeed.pipeline.sources.parts import Part, cut_by_size
 from ringfeed.pipeline.sources.rows import ColumnChoice, TextRows, TokenRows
@@ -36,16 +36,16 @@ def cut_parquet(file: InputFile, *, part_bytes: int) -> Iterator[Part]:
 
 
 def read_parquet(part: Part, column: ColumnChoice) -> TextRows | TokenRows:
-    """Read the chosen column of the part's row groups."""
+    """Read the chosen columns of the part's row groups."""
     file = part.files[0]
     with _open(file) as parquet:
         try:
             table = parquet.read_row_groups(
-                list(range(part.start, part.stop)), columns=[column.name], use_threads=False
+                list(range(part.start, part.stop)), columns=column.names, use_threads=False
             )
         except (pa.ArrowInvalid, OSError) as error:
             raise InputError(f"{file.path} cannot be read: {error}") from None
-    return rows_of_column(table.column(column.name), column, part)
+    return rows_of_columns([table.column(name) for name in column.names], column, part)
 
 
 def _open(file: InputFile) -> pq.ParquetFile:

@@ -7,7 +7,7 @@ Runs in the ingesting process or in any worker; the result is the same.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
@@ -15,10 +15,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from ringfeed.pipeline.mask_runs import MaskRuns, runs_from_flags
 from ringfeed.pipeline.sources.arrow import arrow_column_type, cut_arrow, read_arrow
 from ringfeed.pipeline.sources.encoding import EncodingErrors, find_broken
 from ringfeed.pipeline.sources.inputs import InputError, InputFile, SourceKind, check_unchanged
 from ringfeed.pipeline.sources.jsonl import cut_jsonl, line_number, read_jsonl
+from ringfeed.pipeline.sources.masks import find_fault, flags_of
 from ringfeed.pipeline.sources.parquet import cut_parquet, parquet_column_type, read_parquet
 from ringfeed.pipeline.sources.parts import Part
 from ringfeed.pipeline.sources.rows import ColumnChoice, TextRows, TokenRows
@@ -78,7 +80,18 @@ class PartReader:
         if isinstance(rows, TextRows):
             return self._tokenize(part, rows)
         self._check_range(part, rows)
-        return self._batch(part, rows, rows.tokens, rows.lengths, skipped_encoding=0)
+        batch = self._batch(part, rows, rows.tokens, rows.lengths, skipped_encoding=0)
+        return replace(batch, masks=self._mask_runs(part, rows, batch.lengths))
+
+    def _mask_runs(self, part: Part, rows: TokenRows, lengths: NDArray[np.int64]) -> MaskRuns | None:
+        """Return the targets of the documents, whose ``lengths`` are those of the rows that are not empty."""
+        if rows.mask is None:
+            return None
+        fault = find_fault(rows.mask, rows.tokens, rows.lengths)
+        if fault is not None:
+            row, what = fault
+            raise InputError(f"{_place(part, rows, row)} {what}")
+        return runs_from_flags(flags_of(rows.mask), lengths)
 
     def _read(self, part: Part) -> TextRows | TokenRows:
         match part.files[0].kind:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ringfeed.pipeline.sources.masks import MaskChoice, MaskValues
+
 __all__ = ["ColumnChoice", "TextRows", "TokenRows", "join_texts"]
 
 
@@ -20,6 +22,13 @@ class ColumnChoice:
     name: str = "text"
     is_tokens: bool = False
     """Token lists, not text."""
+    mask: MaskChoice | None = None
+    """What tells which tokens are trained on; goes with token lists."""
+
+    @property
+    def names(self) -> list[str]:
+        """The columns to read."""
+        return [self.name] if self.mask is None else [self.name, self.mask.name]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -49,6 +58,8 @@ class TokenRows:
     rows: NDArray[np.int64]
     """int64 [n], row of the file, counted from the first row of the part."""
     num_rows: int
+    mask: MaskValues | None = None
+    """Of the n rows; None: all is trained on."""
 
 
 def join_texts(texts: Sequence[bytes]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:

@@ -10,6 +10,8 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from ringfeed.pipeline.mask_runs import MaskRuns
+
 __all__ = ["TokenBatch", "hash_documents"]
 
 
@@ -37,6 +39,8 @@ class TokenBatch:
     """Rows without a token."""
     skipped_encoding: int
     """Rows left out because they are not UTF-8."""
+    masks: MaskRuns | None = None
+    """Which tokens are trained on, of the n documents; None: all but the first of each."""
 
 
 def hash_documents(tokens: NDArray[np.integer], lengths: NDArray[np.int64]) -> NDArray[np.uint64]:

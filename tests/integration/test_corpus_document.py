@@ -9,7 +9,9 @@ import pytest
 import xxhash
 
 from ringfeed.pipeline.corpus_writer import write_corpus
-from ringfeed.pipeline.documents_table import COLUMNS, PAGE_ROWS
+from ringfeed.pipeline.documents_table import COLUMNS, MASK_COLUMNS
+from ringfeed.pipeline.mask_runs import RUN_COLUMNS
+from ringfeed.pipeline.paged_table import PAGE_ROWS
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "corpus_format.md").read_text()
 
@@ -20,6 +22,14 @@ def folder(tmp_path_factory):
     documents = [np.arange(1 + i % 7, dtype=np.int64) for i in range(PAGE_ROWS + 1)]
     dtype = "uint16"
     write_corpus(path, documents, name="documented", token_dtype=dtype, token_file_bytes=20_000).close()
+    return path
+
+
+@pytest.fixture(scope="module")
+def masked(tmp_path_factory):
+    path = tmp_path_factory.mktemp("documented") / "masked"
+    masks = [np.array([1, 0, 1, 1, 0, 1], np.bool_), np.ones(3, np.bool_)]
+    write_corpus(path, [np.arange(6), np.arange(3)], name="masked", masks=masks).close()
     return path
 
 
@@ -39,11 +49,25 @@ def typed(table):
     return {field.name: str(field.type) for field in table.schema}
 
 
-def test_the_files_are_those_of_the_document(folder):
-    listed = re.findall(r"^  (\S+\.(?:json|arrow)) ", DOCUMENT + " ", re.MULTILINE)
-    numbered = {re.sub(r"tokens-\d+", "tokens-N", path.name) for path in folder.iterdir()}
+def test_the_files_are_those_of_the_document(folder, masked):
+    listed = re.findall(r"^  (\S+\.(?:json|arrow))( +with masks only)?", DOCUMENT, re.MULTILINE)
+    found, found_masked = (
+        {re.sub(r"tokens-\d+", "tokens-N", path.name) for path in corpus.iterdir()}
+        for corpus in (folder, masked)
+    )
 
-    assert numbered == {re.sub(r"tokens-\d+", "tokens-N", name) for name in listed}
+    assert found == {re.sub(r"tokens-\d+", "tokens-N", name) for name, only in listed if not only}
+    assert found_masked == {re.sub(r"tokens-\d+", "tokens-N", name) for name, _ in listed}
+
+
+def test_masks_lie_where_the_document_says(masked):
+    runs, documents = batch(masked / "mask_runs.arrow"), batch(masked / "documents.arrow")
+
+    assert typed(runs) == columns_of("mask_runs.arrow") == dict.fromkeys(RUN_COLUMNS, "int64")
+    assert typed(documents) == columns_of("documents.arrow") | dict.fromkeys(MASK_COLUMNS, "int64")
+    assert [tuple(run.values()) for run in runs.to_pylist()] == [(2, 4, 0), (5, 6, 2), (1, 3, 0)]
+    owned = documents.select(["supervised", "first_run", "num_runs"]).to_pylist()
+    assert [tuple(row.values()) for row in owned] == [(3, 0, 2), (2, 2, 1)]
 
 
 @pytest.mark.parametrize("name", ["documents.arrow", "inputs.arrow"])
@@ -56,6 +80,10 @@ def test_a_document_takes_the_bytes_that_it_says():
 
     assert f"{row} bytes a document" in DOCUMENT
     assert f"{row} in `documents.arrow`" in DOCUMENT
+    run = sum(dtype.itemsize for dtype in RUN_COLUMNS.values())
+    masks = sum(dtype.itemsize for dtype in MASK_COLUMNS.values())
+    assert f"{run} bytes a run" in DOCUMENT
+    assert f"{masks} more, and {run} a run" in DOCUMENT
 
 
 def test_token_files_are_lists_whose_values_are_aligned(folder):

@@ -137,8 +137,7 @@ def test_a_flipped_byte_of_the_table_is_refused_when_opened(corpus, tmp_path):
 
 
 def test_a_flipped_byte_of_the_table_is_found_where_its_rows_are_used(tmp_path, monkeypatch):
-    monkeypatch.setattr("ringfeed.pipeline.documents_table.PAGE_ROWS", 2)
-    monkeypatch.setattr("ringfeed.pipeline.corpus.PAGE_ROWS", 2)
+    monkeypatch.setattr("ringfeed.pipeline.paged_table.PAGE_ROWS", 2)
     write_corpus(tmp_path / "c", [np.array([1, 2, 3]), np.array([4]), np.array([5, 6])], name="c")
     path = tmp_path / "c" / "documents.arrow"
     lengths = np.array([3, 1, 2], dtype=np.int64)

@@ -38,6 +38,7 @@ def test_bounds_never_lie_beyond_what_was_reached(plan_lengths, lengths):
     assert len(measured.balances) == 4 * 3
     for balance in measured.balances:
         whole = balance.whole
+        assert balance.documents_bound is not None
         assert 1 <= balance.documents_bound <= whole.step_imbalance_bound <= whole.step_imbalance
         assert whole.step_imbalance_p99_bound <= whole.step_imbalance_p99
         assert whole.micro_batch_imbalance_bound <= whole.micro_batch_imbalance

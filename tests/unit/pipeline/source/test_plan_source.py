@@ -166,8 +166,7 @@ def test_opening_reads_no_row_of_the_documents_table(plan, monkeypatch):
 
 
 def test_a_flipped_row_is_found_when_its_document_is_touched(tmp_path, documents, monkeypatch, open_source):
-    monkeypatch.setattr("ringfeed.pipeline.documents_table.PAGE_ROWS", 1)
-    monkeypatch.setattr("ringfeed.pipeline.corpus.PAGE_ROWS", 1)
+    monkeypatch.setattr("ringfeed.pipeline.paged_table.PAGE_ROWS", 1)
     corpus = write_corpus(tmp_path / "corpus", documents, name="small", pad_id=9)
     run_plan(
         PlanOptions(
