@@ -13,12 +13,12 @@ owns the cursor: a supply and a fetcher keep nothing that a restart would lose.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from concurrent.futures import Future
-    from pathlib import Path
 
     from ringfeed.pipeline.feed_facts import FeedFacts
     from ringfeed.pipeline.feed_request import BlockRequest
@@ -97,13 +97,40 @@ class BlockFetcher(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TlsFiles:
-    """Files of PEM text for an encrypted connection."""
+    """Files of PEM text for an encrypted connection.
+
+    Raises:
+        ValueError: if a file is missing, or a certificate has no key.
+    """
 
     ca: Path
     """Whose signature the service's certificate must bear."""
     cert: Path | None = None
     """This rank's own certificate, where the service asks for one (mTLS)."""
     key: Path | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("ca", "cert", "key"):
+            path = getattr(self, name)
+            if path is not None and not path.is_file():
+                raise ValueError(f"tls: {name}={str(path)!r} is not a file")
+        if (self.cert is None) != (self.key is None):
+            raise ValueError("tls: a certificate and its key go together; give cert and key, or neither")
+
+    @classmethod
+    def of(cls, files: TlsFiles | str | Path | Mapping[str, str | Path]) -> TlsFiles:
+        """Return what a user means: these files, the CA's alone, or names ``ca``, ``cert``, ``key``.
+
+        Raises:
+            ValueError: if a file is missing, or a name is not known.
+        """
+        if isinstance(files, TlsFiles):
+            return files
+        named = {"ca": files} if isinstance(files, str | Path) else dict(files)
+        unknown = sorted(named.keys() - {"ca", "cert", "key"})
+        if unknown or "ca" not in named:
+            raise ValueError(f"tls={sorted(named)}: need ca, and for mTLS cert and key; unknown {unknown}")
+        return cls(**{name: Path(path) for name, path in named.items()})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ringfeed.pipeline.batch import OFFSET_COLUMNS, TOKEN_COLUMNS
 from ringfeed.pipeline.batch_builder import BatchBuilder
 from ringfeed.pipeline.batch_kwargs import PadsChoice
+from ringfeed.pipeline.block_fetcher import TlsFiles
 from ringfeed.pipeline.device import make_placer
+from ringfeed.pipeline.digest_check import DigestCheck
+from ringfeed.pipeline.loader_arguments import check_counts, checked_columns
 from ringfeed.pipeline.loader_node import LoaderNode, Position
 from ringfeed.pipeline.loader_source import SourceOptions, open_source
 from ringfeed.pipeline.pack_lengths import PackShape
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
     from typing import Self
+
+    from torch.distributed import ProcessGroup
 
     from ringfeed.pipeline.batch import Batch
     from ringfeed.pipeline.block_fetcher import BlockFetcher
@@ -69,11 +73,14 @@ class Loader:
         prefetch_bytes: int = DEFAULT_PREFETCH_BYTES,
         token_dtype: torch.dtype = torch.int64,
         max_documents: int | None = None,
+        cp_group: ProcessGroup | None = None,
+        token: str | None = None,
+        tls: TlsFiles | str | Path | Mapping[str, str | Path] | None = None,
     ) -> None:
         """Open ``source`` for one rank. Nothing is read ahead before the first iteration.
 
         Args:
-            source: folder of a plan or of shards, or the fetcher of a service (closed with the loader).
+            source: folder of a plan or of shards, URL of a service, or a fetcher (closed with the loader).
             dp_rank: this rank's data-parallel coordinate; the ranks of one dp rank share its packs.
             dp_size: data-parallel ranks; dp_size * packs_per_chunk divides the plan's packs_per_step.
             cp_rank: this rank's context-parallel coordinate: which part of its packs it holds.
@@ -93,9 +100,16 @@ class Loader:
             token_dtype: int64, or int32 to keep ids, labels and positions as they are stored.
             max_documents: N of every chunk of ``steps()``, tail slots included; None takes the plan's
                 largest.
+            cp_group: process group (or one-dimensional ``DeviceMesh``) of the ranks of this dp rank: they
+                compare step digests at the first batch of an iteration and every 64 steps. All of them
+                iterate alike.
+            token: bearer token for a URL. None takes what its transport finds in the environment.
+            tls: PEM file of the CA for an encrypted URL, or a mapping of ``ca``, and for mTLS ``cert`` and
+                ``key``, to files.
 
         Raises:
             ValueError: for each argument that does not fit the source, with what would.
+            ConnectionError: if no service answers at a URL, or it refuses token or certificate.
             CorruptDataError: if the source is damaged.
         """
         place = RankPlace(
@@ -106,8 +120,8 @@ class Loader:
             packs_per_chunk=packs_per_chunk,
         )
         placer = make_placer(device, token_dtype=token_dtype)
-        wanted = _checked_columns(columns)
-        _check_counts(prefetch_bytes=prefetch_bytes, max_documents=max_documents)
+        wanted = checked_columns(columns)
+        check_counts(prefetch_bytes=prefetch_bytes, max_documents=max_documents)
         options = SourceOptions(
             place=place,
             layout=layout,
@@ -118,7 +132,10 @@ class Loader:
             skip=skip,
             columns=wanted,
             window_bytes=prefetch_bytes // 2,
+            token=token,
+            tls=None if tls is None else TlsFiles.of(tls),
         )
+        self._check = None if cp_group is None else DigestCheck(cp_group)
         self._source = open_source(source, options)
         self._builder = BatchBuilder(
             self._source, place=place, placer=placer, columns=wanted, pads=PadsChoice()
@@ -142,7 +159,8 @@ class Loader:
     def __iter__(self) -> Iterator[Batch]:
         """Return an iterator that goes on from the last batch that was handed out.
 
-        Its ``next`` raises CorruptDataError for damaged data, and RuntimeError once overtaken.
+        Its ``next`` raises CorruptDataError for damaged data, TimeoutError if a service stays silent,
+        RankMismatchError if ``cp_group`` disagrees, and RuntimeError once overtaken.
         """
         batches: Iterator[Batch] = self._start()
         return batches
@@ -173,7 +191,7 @@ class Loader:
         ``reset()`` begins at the plan's first batch, ``reset(state)`` where a state of this or any
         other rank's loader stands.
         """
-        return LoaderNode(self._builder, Position(self._builder), prefetch=self._prefetch)
+        return LoaderNode(self._builder, Position(self._builder), prefetch=self._prefetch, check=self._check)
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the run stands, JSON-able and the same on every rank.
@@ -212,7 +230,7 @@ class Loader:
 
     def _start(self) -> LoaderNode:
         self._end_iteration()
-        node = LoaderNode(self._builder, self._position, prefetch=self._prefetch)
+        node = LoaderNode(self._builder, self._position, prefetch=self._prefetch, check=self._check)
         node.start()
         # Weak: an iteration that is dropped takes its thread and its batches with it.
         self._iteration = weakref.ref(node)
@@ -250,21 +268,3 @@ def _whole_steps(
         position.move_past(built[-1])
         del built
         yield step
-
-
-def _checked_columns(columns: Sequence[str] | None) -> tuple[str, ...]:
-    known = (*TOKEN_COLUMNS, *OFFSET_COLUMNS)
-    if columns is None:
-        return known
-    wanted = [columns] if isinstance(columns, str) else list(columns)
-    unknown = [name for name in wanted if name not in known]
-    if unknown or not wanted:
-        raise ValueError(f"columns={wanted}: need at least one of {', '.join(known)}, got unknown {unknown}")
-    return tuple(name for name in known if name in wanted)
-
-
-def _check_counts(*, prefetch_bytes: int, max_documents: int | None) -> None:
-    if prefetch_bytes < 0:
-        raise ValueError(f"prefetch_bytes must be at least 0, got {prefetch_bytes}")
-    if max_documents is not None and max_documents < 1:
-        raise ValueError(f"max_documents must be at least 1, got {max_documents}")

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchdata.nodes import BaseNode, Prefetcher
 
+from ringfeed.pipeline.digest_check import RankMismatchError
 from ringfeed.pipeline.loader_state import LoaderState, check_state, read_state
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from ringfeed.pipeline.batch import Batch
     from ringfeed.pipeline.batch_builder import BatchBuilder, BuiltBatch
+    from ringfeed.pipeline.digest_check import DigestCheck
 
 __all__ = ["LoaderNode", "Position"]
 
@@ -139,8 +141,11 @@ class LoaderNode(BaseNode[Any]):  # type: ignore[misc]
     state stands. The state is a ``Loader`` state and can be loaded by either.
     """
 
-    def __init__(self, builder: BatchBuilder, position: Position, *, prefetch: int) -> None:
+    def __init__(
+        self, builder: BatchBuilder, position: Position, *, prefetch: int, check: DigestCheck | None = None
+    ) -> None:
         super().__init__()
+        self._check = check
         self._builder = builder
         self._position = position
         self._prefetch = prefetch
@@ -160,6 +165,8 @@ class LoaderNode(BaseNode[Any]):  # type: ignore[misc]
     def start(self) -> None:
         """Start to build from where the position stands; whoever moved it before may not any more."""
         super().reset(None)
+        if self._check is not None:
+            self._check.restart()
         self._position.ticket += 1
         self._ticket = self._position.ticket
         self.close()
@@ -194,8 +201,17 @@ class LoaderNode(BaseNode[Any]):  # type: ignore[misc]
         if isinstance(built, _Failure):
             self.close()
             raise built.error
+        if self._check is not None:
+            self._compare(self._check, built)
         built.placed.wait()
         return built
+
+    def _compare(self, check: DigestCheck, built: BuiltBatch) -> None:
+        try:
+            check.see(built.batch.info)
+        except RankMismatchError:
+            self.close()
+            raise
 
     def get_state(self) -> dict[str, Any]:
         return self._position.save()

@@ -1,6 +1,6 @@
 """Find out what a loader's source is, and open it as a ``RankSource``.
 
-In:   a path or a fetcher, and what the trainer asks of it
+In:   a path, a URL or a fetcher, and what the trainer asks of it
 Out:  ``PlanSource`` (``pipeline/plan_source.py``), ``FileStore`` (``pipeline/store.py``) or ``FeedSource``
       (``pipeline/feed_source.py``)
 
@@ -9,11 +9,11 @@ The manifest of a folder says which of the two it is.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ringfeed.pipeline.block_fetcher import FeedQuestion, TlsFiles
 from ringfeed.pipeline.feed_request import BLOCK_COLUMNS
 from ringfeed.pipeline.feed_source import FeedSource
 from ringfeed.pipeline.findings import folder_format
@@ -24,6 +24,7 @@ from ringfeed.pipeline.plan import Plan
 from ringfeed.pipeline.plan_source import PlanSource
 from ringfeed.pipeline.skip import check_steps, read_skip_list
 from ringfeed.pipeline.store import SHARDS_FORMAT, FileStore
+from ringfeed.pipeline.transports import open_fetcher, scheme_of
 from ringfeed.pipeline.view_source import NO_OVERLAY
 from ringfeed.sharding.layouts import LAYOUT_NAMES, read_layout
 
@@ -54,22 +55,28 @@ class SourceOptions:
     """Names of ``Batch.tensors``."""
     window_bytes: int
     """For blocks of a service that are here or under way."""
+    token: str | None
+    tls: TlsFiles | None
 
 
 def open_source(source: str | Path | BlockFetcher, options: SourceOptions) -> RankSource:
-    """Open the plan or the shards at ``source``, or the service behind a fetcher, which is closed with it.
+    """Open the plan or the shards at ``source``, or a service by its URL or through a fetcher.
 
     Raises:
-        ValueError: if it is neither, or does not fit ``options``.
+        ValueError: if it is none of these, or does not fit ``options``.
+        ConnectionError: if nobody answers at a URL, or refuses token or certificate.
         CorruptDataError: if it is damaged.
     """
     if not isinstance(source, str | Path):
         return _open_feed(source, options)
-    scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]*)://", str(source))
-    if scheme:
+    if scheme_of(str(source)) is not None:
+        question = FeedQuestion(
+            place=options.place, columns=_block_columns(options), token=options.token, tls=options.tls
+        )
+        return _open_feed(open_fetcher(str(source), question), options)
+    if options.token is not None or options.tls is not None:
         raise ValueError(
-            f"source={str(source)!r}: no transport for {scheme[1]}:// is installed; supported: the folder "
-            "of a plan, the folder of shards"
+            f"token= and tls= are for the URL of a service, {str(source)!r} is a path; leave them out"
         )
     folder = Path(source)
     if _is_shards(folder):
@@ -137,12 +144,18 @@ def _open_feed(fetcher: BlockFetcher, options: SourceOptions) -> RankSource:
 def _checked_feed(fetcher: BlockFetcher, options: SourceOptions) -> RankSource:
     if options.corpus is not None:
         raise ValueError("corpus= has no use here: a service has its corpora itself; leave it out")
-    wanted = tuple(name for name in BLOCK_COLUMNS if name == "pieces" or name in options.columns)
-    source = FeedSource(fetcher, place=options.place, columns=wanted, window_bytes=options.window_bytes)
+    source = FeedSource(
+        fetcher, place=options.place, columns=_block_columns(options), window_bytes=options.window_bytes
+    )
     made = _Made(what="the service", verb="cuts", owner="the service's", command="serve")
     _check_same(source.spec, options, made)
     _check_same_skip(source.overlay_digest, options, made, num_documents=source.num_documents)
     return source
+
+
+def _block_columns(options: SourceOptions) -> tuple[str, ...]:
+    """Return what must be sent: offsets, positions and mask all follow from the pieces."""
+    return tuple(name for name in BLOCK_COLUMNS if name == "pieces" or name in options.columns)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,6 +11,7 @@ ROOT = Path(__file__).parents[2]
 BRING_TORCH = {
     "ringfeed.pipeline.batch_builder",
     "ringfeed.pipeline.device",
+    "ringfeed.pipeline.digest_check",
     "ringfeed.pipeline.loader",
     "ringfeed.pipeline.loader_node",
     "ringfeed.pipeline.step_batch",

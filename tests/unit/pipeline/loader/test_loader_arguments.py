@@ -28,8 +28,13 @@ from ringfeed.pipeline.corpus_writer import write_corpus
         ({"token_dtype": torch.int16}, r"token_dtype=torch.int16 is not supported; take torch.int64"),
         ({"device": "mps"}, r"device='mps' is not supported; take 'cpu', 'cuda'"),
         ({"device": "gpu"}, r"device='gpu' is no torch device"),
-        ({"source": "flight://host:1"}, r"no transport for flight:// .* the folder of a plan, the folder of"),
-        ({"source": "ray-actor://a/b"}, r"no transport for ray-actor://"),
+        ({"source": "smoke://host:1"}, r"no transport for smoke:// .* the folder of a plan, the folder of"),
+        ({"source": "carrier-pigeon://a/b"}, r"no transport for carrier-pigeon://"),
+        ({"token": "secret"}, r"token= and tls= are for the URL of a service, .* is a path"),
+        ({"tls": "no-such.pem"}, r"tls: ca='no-such.pem' is not a file"),
+        ({"tls": {"cert": __file__}}, r"need ca, and for mTLS cert and key; unknown \[\]"),
+        ({"tls": {"ca": __file__, "cert": __file__}}, r"a certificate and its key go together"),
+        ({"tls": {"ca": __file__, "pem": __file__}}, r"unknown \['pem'\]"),
     ],
 )
 def test_refuses(run, changes, message):
