@@ -154,6 +154,16 @@ def plan(
         str | None,
         typer.Option(metavar="none|powers_of_two", help="few lengths for variable packs  [default: none]"),
     ] = None,
+    mean_tokens: Annotated[
+        int | None, number("slots of a variable pack on average  [default: 7/8 of pack-tokens]")
+    ] = None,
+    piece_tokens: Annotated[
+        int | None, number("longest piece in variable packs  [default: pack-tokens]")
+    ] = None,
+    work_budget: Annotated[int | None, number("most that a variable pack may cost  [default: any]")] = None,
+    max_delay: Annotated[
+        int | None, number("steps that a long document may wait  [default: window - 1]")
+    ] = None,
     max_cp: Annotated[int | None, number("largest cp: documents are padded to 2 * N")] = None,
     pad_multiple: Annotated[int | None, number("or: the multiple documents are padded to")] = None,
     chunk_multiple: Annotated[

@@ -158,6 +158,12 @@ class PlanConfig(ReportConfig):
     length_buckets: LengthBuckets = Field(
         LengthBuckets.NONE, description="the few lengths that variable packs are rounded up to"
     )
+    mean_tokens: Count | None = Field(None, description="slots of a variable pack on average")
+    piece_tokens: Count | None = Field(None, description="the longest piece in variable packs")
+    work_budget: Count | None = Field(None, description="the most that a variable pack may cost")
+    max_delay: Natural | None = Field(
+        None, description="steps that a long document may wait for others like it"
+    )
     max_cp: Count | None = Field(None, description="the largest cp; documents are padded to 2 * max_cp")
     pad_multiple: Count | None = Field(None, description="the multiple that documents are padded to")
     chunk_multiple: Count = Field(1, description="what pack_tokens must be a multiple of: cp * tp * unit")

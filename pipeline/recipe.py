@@ -54,6 +54,14 @@ class Recipe:
     """``restart`` or ``continue``."""
     boundary_label: str
     """``next`` or ``ignore``."""
+    mean_tokens: int | None
+    """Slots of a pack on average; like the next three None but for variable packs of like work."""
+    piece_tokens: int | None
+    """The longest piece."""
+    work_budget: int | None
+    """What a pack may cost at most; None for no limit."""
+    max_delay: int | None
+    """Steps that a long piece may wait for others like it."""
     cost_model: str
     """Name of the cost model (``planner/cost.py``), which says all that its numbers depend on."""
     sources: tuple[SourceRef, ...]

@@ -95,6 +95,10 @@ def _row_faults(plan: Plan, block: Block) -> list[str]:
     faults += [
         f"step {rows.steps[i]}, pack {rows.packs[i]} takes more than pack_tokens" for i in over.tolist()
     ]
+    budget = plan.recipe.work_budget
+    if budget is not None:
+        costly = np.flatnonzero(rows.costs > budget).tolist()
+        faults += [f"step {rows.steps[i]}, pack {rows.packs[i]} costs more than work_budget" for i in costly]
     expected = np.arange(len(rows.steps)) - np.searchsorted(rows.steps, rows.steps)
     wrong = np.flatnonzero((rows.packs != expected) | (rows.packs >= plan.packs_per_step))
     faults += [f"step {rows.steps[i]} has a pack {rows.packs[i]} out of order" for i in wrong[:1].tolist()]

@@ -80,7 +80,7 @@ def plan_blocks(task: PlanTask) -> Generator[BlocksDone, None, BlocksDone]:
     if writer.num_blocks == 0:
         raise ValueError(
             f"no pack to plan: all {task.documents.num_documents} documents are empty or longer than "
-            f"pack_tokens={options.pack_tokens} with overflow={options.overflow}"
+            f"{options.longest_piece_field}={options.longest_piece} with overflow={options.overflow}"
         )
     return _progress(writer, last)
 

@@ -155,7 +155,8 @@ class BlockMaker:
 
     def _rule(self, max_piece: int | None) -> CutRule:
         return CutRule(
-            pack_tokens=self._options.pack_tokens,
+            pack_tokens=self._options.longest_piece,
+            field=self._options.longest_piece_field,
             overflow=self._options.overflow,
             balance=self._options.strategy,
             max_piece=max_piece,

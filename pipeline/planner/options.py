@@ -5,7 +5,7 @@ Out:  ``PlanOptions``; ``document_multiple`` and ``strategy`` say what they come
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from math import lcm
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import TypeVar
 from ringfeed.pipeline.pack_lengths import LengthBuckets, PackLengths, PackShape
 from ringfeed.pipeline.planner.cost import DEFAULT_COST_MODEL, CostModel, check_costs
 from ringfeed.pipeline.planner.mixture import Mixture
+from ringfeed.pipeline.planner.variable_options import VariableWork, variable_work
 from ringfeed.pipeline.supervision import BOUNDARY_LABELS
 
 __all__ = ["Balance", "BlockLimits", "Overflow", "PlanOptions"]
@@ -107,9 +108,19 @@ class PlanOptions:
     """Threads that draw and measure documents ahead. Changes no step."""
     positions: str = "restart"
     boundary_label: str = "next"
+    mean_tokens: int | None = None
+    """Of variable packs of like work: slots of a pack on average; by default 7/8 of ``pack_tokens``."""
+    piece_tokens: int | None = None
+    """Of such packs: the longest piece; by default ``pack_tokens``."""
+    work_budget: int | None = None
+    """Of such packs: what one may cost at most; None for no limit."""
+    max_delay: int | None = None
+    """Of such packs: steps that a long piece may wait for others like it; by default ``window - 1``."""
     cost_model: CostModel = DEFAULT_COST_MODEL
     """What packs of like cost means (``cost.py``)."""
     block_limits: BlockLimits = BlockLimits()
+    variable: VariableWork | None = field(init=False, default=None)
+    """The numbers for variable packs of like work, with defaults filled in; None for all other plans."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "balance", _choose(Balance, "balance", self.balance))
@@ -132,6 +143,8 @@ class PlanOptions:
         self._check_multiple()
         self.pack_lengths.check_budget("pack_tokens")
         self._check_slates()
+        variable = variable_work(self, is_work=self.balance is Balance.WORK)
+        object.__setattr__(self, "variable", variable)
         check_costs(self.cost_model, pack_tokens=self.pack_tokens, packs_per_step=self.packs_per_step)
 
     @property
@@ -152,6 +165,16 @@ class PlanOptions:
         )
 
     @property
+    def longest_piece(self) -> int:
+        """Return the tokens of the longest piece that a pack takes."""
+        return self.pack_tokens if self.variable is None else self.variable.piece_tokens
+
+    @property
+    def longest_piece_field(self) -> str:
+        """Return which option says how long a piece may be."""
+        return "pack_tokens" if self.variable is None else "piece_tokens"
+
+    @property
     def packs_per_slate(self) -> int:
         """Return the slate size with its default filled in."""
         return self.slate_size if self.slate_size is not None else self.packs_per_step
@@ -159,7 +182,9 @@ class PlanOptions:
     @property
     def strategy(self) -> Balance:
         """Return what really runs for ``balance``."""
-        return Balance.BEST_FIT if self.balance is Balance.WORK else self.balance
+        if self.balance is Balance.WORK and self.variable is None:
+            return Balance.BEST_FIT
+        return self.balance
 
     def _check_multiple(self) -> None:
         if (self.max_cp is None) == (self.pad_multiple is None):

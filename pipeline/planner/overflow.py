@@ -39,12 +39,14 @@ class CutRule:
     """How documents become pieces."""
 
     pack_tokens: int
-    """The longest piece that fits a pack (a multiple of the pad multiple)."""
+    """The longest piece that a pack takes (a multiple of the pad multiple)."""
     overflow: Overflow
     balance: Balance
     """The strategy that will pack the pieces."""
     max_piece: int | None = None
     """A curriculum's limit: what is kept of a document is cut into pieces of so many tokens."""
+    field: str = "pack_tokens"
+    """What the user calls ``pack_tokens``."""
 
     @property
     def longest_piece(self) -> int | None:
@@ -86,7 +88,7 @@ def cut_documents(ids: Int64, lengths: Int64, rule: CutRule) -> CutDocuments:
             first = int(long.argmax())
             raise ValueError(
                 f"document {ids[places[first]]} has {kept[first]} tokens, more than "
-                f"pack_tokens={rule.pack_tokens}, and overflow=error refuses it; use overflow split, "
+                f"{rule.field}={rule.pack_tokens}, and overflow=error refuses it; use overflow split, "
                 "truncate or drop, or larger packs"
             )
     places, starts, pieces = _cut(places, kept, rule.longest_piece)

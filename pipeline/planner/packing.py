@@ -29,6 +29,8 @@ class Pool:
     """The first so many were carried over from the window before."""
     final: bool
     """Nothing comes after: every piece must be packed now."""
+    first_step: int = 0
+    """Of the window."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,6 +43,8 @@ class Packing:
     """int64 [K + 1], pack k owns pieces offsets[k] to offsets[k + 1]."""
     carried: StreamPieces
     """Pieces left for the next window, in arrival order."""
+    slates: NDArray[np.int32] | None = None
+    """int32 [K], slate of each pack within its step; None: packs of like cost (``rows.py``)."""
 
 
 @njit(cache=True, nogil=True)

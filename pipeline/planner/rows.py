@@ -32,10 +32,13 @@ def window_rows(window: Window, documents: DocumentTable, options: PlanOptions) 
     lengths_of_documents = documents.lengths(pieces.documents)
     costs = _sums(options.cost_model.piece_costs(pieces.lengths), offsets)
     tokens = _by_source(pieces.lengths, window, documents)
+    slates = packing.slates
+    if slates is None:
+        slates = cut_slates(within, packs, costs, slate_size=options.packs_per_slate)
     rows = PackRows(
         within + window.start.first_step,
         packs,
-        cut_slates(within, packs, costs, slate_size=options.packs_per_slate),
+        slates,
         costs,
         _supervised(window, documents, options),
         offsets,
@@ -45,7 +48,7 @@ def window_rows(window: Window, documents: DocumentTable, options: PlanOptions) 
     first_pieces = offsets[window.first_packs]
     kept = lengths_of_documents
     if options.overflow is Overflow.TRUNCATE:
-        kept = np.minimum(kept, options.pack_tokens)
+        kept = np.minimum(kept, options.longest_piece)
     late = np.abs(np.repeat(rows.steps, np.diff(offsets)) - packing.packed.arrival_steps)
     tally = StepTally(
         packs=np.diff(window.first_packs),

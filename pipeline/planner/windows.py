@@ -7,12 +7,14 @@ Only the plan's end is flushed: epochs abut inside windows, packs and steps. Pla
 window before the final one is the same.
 """
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ringfeed.pipeline.pack_lengths import LengthBuckets
 from ringfeed.pipeline.planner.block_feed import BlockFeed
 from ringfeed.pipeline.planner.cursors import StreamCursor
 from ringfeed.pipeline.planner.documents import DocumentTable
@@ -22,6 +24,7 @@ from ringfeed.pipeline.planner.packing import Packing, Pool
 from ringfeed.pipeline.planner.piece_stream import DrawRule, PieceStream, PoolPlace
 from ringfeed.pipeline.planner.strategies import Shape, strategy_for
 from ringfeed.pipeline.planner.stream import UNKNOWN_STEP, Losses, StreamPieces
+from ringfeed.pipeline.planner.variable_packs import VariableShape, pack_variable
 
 __all__ = ["Window", "WindowStart", "plan_windows"]
 
@@ -97,28 +100,22 @@ def plan_windows(
 def _windows(
     feed: BlockFeed, options: PlanOptions, rules: Sequence[DrawRule], start: WindowStart
 ) -> Generator[Window, None, None]:
-    shape = Shape(
-        pack_tokens=options.pack_tokens,
-        multiple=options.document_multiple,
-        packs_per_step=options.packs_per_step,
-        window=options.window,
-    )
-    pack = strategy_for(options.strategy)
+    packer = _packer(options)
     stream = PieceStream(feed, cursor=start.cursor, drawn_slots=start.drawn_slots)
     while True:
         carried_slots = int(start.carried.slots.sum())
         place = PoolPlace(
             first_step=start.first_step,
             slots_before=carried_slots,
-            step_slots=shape.packs_per_step * shape.pack_tokens,
+            step_slots=packer.step_slots,
         )
         rule = rule_at(rules, start.first_step)
-        new, losses = stream.take(shape.pool_slots - carried_slots, rule=rule, place=place)
-        final = carried_slots + int(new.slots.sum()) < shape.pool_slots
-        pool = Pool(StreamPieces.concat([start.carried, new]), len(start.carried), final)
-        packing = pack(pool, shape)
+        new, losses = stream.take(packer.pool_slots - carried_slots, rule=rule, place=place)
+        final = carried_slots + int(new.slots.sum()) < packer.pool_slots
+        pieces = StreamPieces.concat([start.carried, new])
+        packing = packer.pack(Pool(pieces, len(start.carried), final, start.first_step))
         num_packs = len(packing.offsets) - 1
-        first_packs = np.append(np.arange(0, num_packs, shape.packs_per_step), num_packs)
+        first_packs = np.append(np.arange(0, num_packs, options.packs_per_step), num_packs)
         packing, step_slots = _note_arrival_steps(packing, first_packs, start)
         after = WindowStart(
             cursor=stream.cursor,
@@ -133,6 +130,48 @@ def _windows(
         start = after
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Packer:
+    """What packs a pool, and the sizes that it works with."""
+
+    pack: Callable[[Pool], Packing]
+    pool_slots: int
+    """Slots of a pool while the stream goes on."""
+    step_slots: int
+    """Slots of a step, about."""
+
+
+def _packer(options: PlanOptions) -> _Packer:
+    shape = Shape(
+        pack_tokens=options.pack_tokens,
+        multiple=options.document_multiple,
+        packs_per_step=options.packs_per_step,
+        window=options.window,
+    )
+    if options.variable is None:
+        strategy = strategy_for(options.strategy)
+        return _Packer(
+            pack=lambda pool: strategy(pool, shape),
+            pool_slots=shape.pool_slots,
+            step_slots=options.packs_per_step * options.pack_tokens,
+        )
+    lengths = options.pack_lengths
+    has_buckets = lengths.buckets is not LengthBuckets.NONE
+    variable = VariableShape(
+        pack_tokens=options.pack_tokens,
+        packs_per_step=options.packs_per_step,
+        slate_size=options.packs_per_slate,
+        bucket_multiple=lengths.multiple if has_buckets else 0,
+        cost_model=options.cost_model,
+        work=options.variable,
+    )
+    return _Packer(
+        pack=partial(pack_variable, shape=variable),
+        pool_slots=shape.pool_slots,
+        step_slots=options.packs_per_step * options.variable.mean_tokens,
+    )
+
+
 def _note_arrival_steps(packing: Packing, first_packs: Int64, start: WindowStart) -> tuple[Packing, int]:
     """Fill in which step holds each new piece's place in the stream; also return the window's slots.
 
@@ -142,10 +181,16 @@ def _note_arrival_steps(packing: Packing, first_packs: Int64, start: WindowStart
     before = np.concatenate([[0], np.cumsum(packing.packed.slots)])[packing.offsets]
     ends = start.planned_slots + before[first_packs[1:]]
 
-    def noted(pieces: StreamPieces) -> StreamPieces:
-        steps = start.first_step + np.searchsorted(ends, pieces.arrivals, side="right")
+    def noted(pieces: StreamPieces, *, beyond: int) -> StreamPieces:
+        places = np.searchsorted(ends, pieces.arrivals, side="right")
+        steps = np.where(places < len(ends), start.first_step + places, beyond)
         known = pieces.arrival_steps != UNKNOWN_STEP
         return replace(pieces, arrival_steps=np.where(known, pieces.arrival_steps, steps))
 
-    noted_packing = Packing(noted(packing.packed), packing.offsets, noted(packing.carried))
+    noted_packing = replace(
+        packing,
+        packed=noted(packing.packed, beyond=start.first_step + len(ends)),
+        # A later window knows how long its steps are.
+        carried=noted(packing.carried, beyond=UNKNOWN_STEP),
+    )
     return noted_packing, int(before[-1])

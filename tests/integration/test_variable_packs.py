@@ -14,6 +14,7 @@ from ringfeed.workers.cli import main
 PLAN_FLAGS = ["--pack-tokens", 512, "--packs-per-step", 4, "--max-cp", 4, "--balance", "in_order"]
 VARIABLE = ["--pack-shape", "variable"]
 BUCKETS = [*VARIABLE, "--length-buckets", "powers_of_two"]
+WORK = [*VARIABLE, "--balance", "work", "--slate-size", 2, "--piece-tokens", 256, "--work-budget", 400]
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +49,7 @@ def corpus(tmp_path, run):
     return tmp_path / "corpus"
 
 
-@pytest.mark.parametrize("shape", [VARIABLE, BUCKETS], ids=["variable", "buckets"])
+@pytest.mark.parametrize("shape", [VARIABLE, BUCKETS, WORK], ids=["variable", "buckets", "work"])
 @pytest.mark.parametrize(("layout", "cp_size"), [("te", 2), ("te", 4), ("head_tail", 4), ("head_tail", 2)])
 def test_plan_shard_and_load(corpus, tmp_path, run, shape, layout, cp_size):
     code, planned, _ = run("plan", corpus, "-o", tmp_path / "plan", *PLAN_FLAGS, *shape, "--report")
@@ -126,6 +127,10 @@ def test_a_step_is_shown_with_the_length_of_each_pack(corpus, tmp_path, run):
     [
         (["--length-buckets", "powers_of_two"], "use pack_shape=variable, or leave it out"),
         ([*BUCKETS, "--pack-tokens", 768], "nearest valid: [512, 1024]"),
+        ([*WORK, "--work-budget", 200], "work_budget=200 is below 258"),
+        ([*WORK, "--piece-tokens", 1024], "piece_tokens=1024 must be at least 1 and at most pack_tokens=512"),
+        ([*WORK, "--window", 4, "--max-delay", 4], "max_delay=4 must be at least 0 and below window=4"),
+        ([*VARIABLE, "--max-delay", 1], "only for pack_shape=variable with balance=work"),
         (["--pack-shape", "even"], "pack_shape='even': must be one of fixed, variable"),
         ([*VARIABLE, "--length-buckets", "fours"], "must be one of none, powers_of_two"),
     ],

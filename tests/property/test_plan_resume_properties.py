@@ -14,10 +14,16 @@ from ringfeed.pipeline.plan import Plan
 from ringfeed.pipeline.planner.options import BlockLimits, PlanOptions
 from ringfeed.pipeline.planner.run import run_plan
 
-balances = st.sampled_from(["best_fit", "in_order", "concat"])
-recipes = st.fixed_dictionaries(
+balances = st.sampled_from(
+    [
+        {"balance": "best_fit"},
+        {"balance": "in_order"},
+        {"balance": "concat"},
+        {"balance": "work", "pack_shape": "variable"},
+    ]
+)
+others = st.fixed_dictionaries(
     {
-        "balance": balances,
         "overflow": st.sampled_from(["split", "truncate", "drop"]),
         "packs_per_step": st.integers(1, 3),
         "window": st.integers(1, 3),
@@ -26,6 +32,7 @@ recipes = st.fixed_dictionaries(
         "epochs": st.integers(1, 2),
     }
 )
+recipes = st.builds(lambda balance, other: {**balance, **other}, balances, others)
 limits = st.builds(BlockLimits, steps=st.integers(1, 6), pieces=st.integers(10, 60))
 lengths_lists = st.lists(st.integers(0, 40), min_size=1, max_size=40).map(lambda lengths: [5, *lengths])
 # No shrinking: a failing example is small as it is, and each one writes files.

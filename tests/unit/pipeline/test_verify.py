@@ -231,6 +231,15 @@ def test_a_pack_over_its_budget_is_found(folders):
     assert any("takes more than pack_tokens" in problem for problem in problems(single))
 
 
+def test_a_variable_pack_that_costs_more_than_its_budget_is_found(folders):
+    asked = {"pack_shape": "variable", "piece_tokens": 48, "work_budget": 90}
+    variable = plan(folders, "variable", **asked)
+    assert problems(variable) == []
+
+    forge_block(variable, lambda rows: replace(rows, costs=rows.costs + 45))
+    assert any("costs more than work_budget" in problem for problem in problems(variable))
+
+
 def test_rows_that_are_not_what_the_chain_says_are_found(folders):
     single = plan(folders, "single")
     block = read_block(single, Plan.open(single).manifest.files[0])
