@@ -54,13 +54,13 @@ class Recipe:
     """``restart`` or ``continue``."""
     boundary_label: str
     """``next`` or ``ignore``."""
-    mean_tokens: int | None
+    mean_tokens: int | None = None
     """Slots of a pack on average; like the next three None but for variable packs of like work."""
-    piece_tokens: int | None
+    piece_tokens: int | None = None
     """The longest piece."""
-    work_budget: int | None
+    work_budget: int | None = None
     """What a pack may cost at most; None for no limit."""
-    max_delay: int | None
+    max_delay: int | None = None
     """Steps that a long piece may wait for others like it."""
     cost_model: str
     """Name of the cost model (``planner/cost.py``), which says all that its numbers depend on."""
