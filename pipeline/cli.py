@@ -202,6 +202,10 @@ def plan(
         str | None,
         typer.Option(metavar="next|ignore", help="last label of a piece that goes on  [default: next]"),
     ] = None,
+    unsupervised: Annotated[
+        str | None,
+        typer.Option(metavar="refuse|redraw", help="a step with nothing to train on  [default: refuse]"),
+    ] = None,
     cost_model: Annotated[
         str | None, typer.Option(metavar="7b|70b|tokens|MODEL", help="cost of a document  [default: 7b]")
     ] = None,

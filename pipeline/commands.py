@@ -45,9 +45,7 @@ def plan(config: PlanConfig, progress: Progress) -> Outcome:
 
     options = config.to_options()
     planned = run_plan(options, progress=progress)
-    report, advice = planned.as_dict(), padding_advice(planned)
-    for sentence in advice:
-        progress.log(sentence)
+    report = planned.as_dict()
     made = Plan.open(config.output)
     facts: dict[str, Any] = {
         "output": str(config.output),
@@ -61,7 +59,7 @@ def plan(config: PlanConfig, progress: Progress) -> Outcome:
         f"{made.pack_tokens:,} slots, fill {report['fill']:.4f}; {report['empty']:,} documents empty, "
         f"{report['split']:,} split, {report['truncated']:,} truncated, {report['dropped']:,} dropped"
     )
-    facts["advice"] = advice
+    facts["advice"] = padding_advice(planned)
     if config.wants_report:
         more, measured = make_report(made, config, planned_by=options.cost_model)
         facts |= measured

@@ -20,7 +20,7 @@ from ringfeed.pipeline.pack_lengths import LengthBuckets, PackShape
 from ringfeed.pipeline.planner.cost import cost_model_of
 from ringfeed.pipeline.planner.cost_fit import Basis
 from ringfeed.pipeline.planner.mixture import Mixture, MixtureSource
-from ringfeed.pipeline.planner.options import Balance, BlockLimits, Overflow, PlanOptions
+from ringfeed.pipeline.planner.options import Balance, BlockLimits, Overflow, PlanOptions, Unsupervised
 from ringfeed.pipeline.ranks import num_micro_batches
 from ringfeed.pipeline.sources.encoding import EncodingErrors
 
@@ -181,6 +181,9 @@ class PlanConfig(ReportConfig):
     )
     boundary_label: Literal["next", "ignore"] = Field(
         "next", description="the last label of a piece whose document goes on"
+    )
+    unsupervised: Unsupervised = Field(
+        Unsupervised.REFUSE, description="what to do with a step in which nothing is trained on"
     )
     cost_model: Text = Field("7b", description="what a document costs: 7b, 70b, tokens, or a model")
     block_steps: Count = Field(4096, description="steps in a block, the portion that can be read ahead")

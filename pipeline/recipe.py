@@ -62,6 +62,8 @@ class Recipe:
     """What a pack may cost at most; None for no limit."""
     max_delay: int | None = None
     """Steps that a long piece may wait for others like it."""
+    unsupervised: str
+    """``refuse`` or ``redraw``: what happens to a step without a supervised token."""
     cost_model: str
     """Name of the cost model (``planner/cost.py``), which says all that its numbers depend on."""
     sources: tuple[SourceRef, ...]

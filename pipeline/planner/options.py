@@ -17,7 +17,7 @@ from ringfeed.pipeline.planner.mixture import Mixture
 from ringfeed.pipeline.planner.variable_options import VariableWork, variable_work
 from ringfeed.pipeline.supervision import BOUNDARY_LABELS
 
-__all__ = ["Balance", "BlockLimits", "Overflow", "PlanOptions"]
+__all__ = ["Balance", "BlockLimits", "Overflow", "PlanOptions", "Unsupervised"]
 
 _Choice = TypeVar("_Choice", bound=StrEnum)
 _LARGEST_SEED = (1 << 64) - 1
@@ -48,6 +48,15 @@ class Overflow(StrEnum):
     """Leave it out; counted and named."""
     ERROR = "error"
     """Refuse to plan."""
+
+
+class Unsupervised(StrEnum):
+    """What to do with a step in which no token is supervised."""
+
+    REFUSE = "refuse"
+    """Stop, and name it."""
+    REDRAW = "redraw"
+    """Let it change a pack with another step of the look-ahead (``redraw.py``)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,6 +125,7 @@ class PlanOptions:
     """Of such packs: what one may cost at most; None for no limit."""
     max_delay: int | None = None
     """Of such packs: steps that a long piece may wait for others like it; by default ``window - 1``."""
+    unsupervised: Unsupervised = Unsupervised.REFUSE
     cost_model: CostModel = DEFAULT_COST_MODEL
     """What packs of like cost means (``cost.py``)."""
     block_limits: BlockLimits = BlockLimits()
@@ -125,6 +135,7 @@ class PlanOptions:
     def __post_init__(self) -> None:
         object.__setattr__(self, "balance", _choose(Balance, "balance", self.balance))
         object.__setattr__(self, "overflow", _choose(Overflow, "overflow", self.overflow))
+        object.__setattr__(self, "unsupervised", _choose(Unsupervised, "unsupervised", self.unsupervised))
         object.__setattr__(self, "pack_shape", _choose(PackShape, "pack_shape", self.pack_shape))
         buckets = _choose(LengthBuckets, "length_buckets", self.length_buckets)
         object.__setattr__(self, "length_buckets", buckets)

@@ -56,6 +56,7 @@ def plan_recipe(options: PlanOptions, documents: DocumentTable) -> Recipe:
         piece_tokens=None if options.variable is None else options.variable.piece_tokens,
         work_budget=None if options.variable is None else options.variable.work_budget,
         max_delay=None if options.variable is None else options.variable.max_delay,
+        unsupervised=str(options.unsupervised),
         cost_model=options.cost_model.name,
         sources=documents.sources,
         mixture=mixture,

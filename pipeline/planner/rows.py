@@ -92,8 +92,8 @@ def _supervised(window: Window, documents: DocumentTable, options: PlanOptions) 
     if len(by_step) and not by_step.all():
         step = window.start.first_step + int((by_step == 0).argmax())
         raise ValueError(
-            f"step {step} would have no supervised token: no document in it has two tokens; use more or "
-            "larger packs per step, or leave such documents out of the corpus"
+            f"step {step} would have no supervised token: nothing in it is trained on; plan with "
+            "unsupervised=redraw, use more or larger packs per step, or leave such documents out"
         )
     return by_pack
 

@@ -7,10 +7,12 @@ Out:  blocks in ``PLAN.partial``; at the end the finished plan, by one rename (`
 Killed at any moment, a session with the same options goes on at the last finished block.
 """
 
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
 
 from ringfeed.pipeline.plan import PLAN_FORMAT
+from ringfeed.pipeline.planner.advice import padding_advice
 from ringfeed.pipeline.planner.block_planner import BlocksDone, PlanTask, plan_blocks
 from ringfeed.pipeline.planner.documents import open_documents
 from ringfeed.pipeline.planner.draw_rules import draw_rules
@@ -113,6 +115,7 @@ class PlanSession:
             except StopIteration as end:
                 shown.update(end.value)
                 self._publish(end.value)
+                shown.log(padding_advice(self.report()))
             except ValueError:
                 self._staged.discard()
                 raise
@@ -150,6 +153,11 @@ class _Shown:
             now = done.window.after.cursor.documents_drawn(self._documents)
         self._progress.advance(now - self._shown)
         self._shown = now
+
+    def log(self, sentences: Sequence[str]) -> None:
+        """Print lines that stay."""
+        for sentence in sentences:
+            self._progress.log(sentence)
 
     def end(self) -> None:
         self._progress.end()

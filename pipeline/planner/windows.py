@@ -22,6 +22,7 @@ from ringfeed.pipeline.planner.draw_rules import draw_rules, open_feed, rule_at
 from ringfeed.pipeline.planner.options import PlanOptions
 from ringfeed.pipeline.planner.packing import Packing, Pool
 from ringfeed.pipeline.planner.piece_stream import DrawRule, PieceStream, PoolPlace
+from ringfeed.pipeline.planner.redraw import Redraw
 from ringfeed.pipeline.planner.strategies import Shape, strategy_for
 from ringfeed.pipeline.planner.stream import UNKNOWN_STEP, Losses, StreamPieces
 from ringfeed.pipeline.planner.variable_packs import VariableShape, pack_variable
@@ -93,12 +94,17 @@ def plan_windows(
         ValueError: if documents and options do not fit together.
     """
     rules = draw_rules(documents, options) if rules is None else rules
+    redraw = Redraw.wanted_for(documents, options)
     with open_feed(documents, options, rules) as feed:
-        yield from _windows(feed, options, rules, start)
+        yield from _windows(feed, options, rules, start, redraw)
 
 
 def _windows(
-    feed: BlockFeed, options: PlanOptions, rules: Sequence[DrawRule], start: WindowStart
+    feed: BlockFeed,
+    options: PlanOptions,
+    rules: Sequence[DrawRule],
+    start: WindowStart,
+    redraw: Redraw | None,
 ) -> Generator[Window, None, None]:
     packer = _packer(options)
     stream = PieceStream(feed, cursor=start.cursor, drawn_slots=start.drawn_slots)
@@ -116,6 +122,8 @@ def _windows(
         packing = packer.pack(Pool(pieces, len(start.carried), final, start.first_step))
         num_packs = len(packing.offsets) - 1
         first_packs = np.append(np.arange(0, num_packs, options.packs_per_step), num_packs)
+        if redraw is not None:
+            packing = redraw(packing, first_packs, first_step=start.first_step)
         packing, step_slots = _note_arrival_steps(packing, first_packs, start)
         after = WindowStart(
             cursor=stream.cursor,

@@ -88,8 +88,9 @@ def test_a_recipe_with_a_mixture_comes_back_from_json():
     made = Recipe(
         pack_tokens=8, pack_shape="fixed", length_buckets="none", pad_multiple=1,
         packs_per_step=1, slate_size=1, balance="best_fit", window=1,
-        overflow="split", seed=None, positions="restart", boundary_label="next", cost_model="7b",
-        sources=sources, mixture=mixture,
+        overflow="split", seed=None, positions="restart", boundary_label="next", unsupervised="refuse",
+        mean_tokens=None, piece_tokens=None, work_budget=None, max_delay=None,
+        cost_model="7b", sources=sources, mixture=mixture,
     )  # fmt: skip
 
     back = Recipe.from_json(made.to_json())
