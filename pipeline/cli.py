@@ -250,6 +250,9 @@ def verify(
         Path | None, typer.Argument(metavar="PATH", help="a corpus, plan or shards folder")
     ] = None,
     workers: Annotated[int | None, number("threads that read  [default: one a CPU]")] = None,
+    quarantine: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="write damaged documents, for --skip")
+    ] = None,
     config: ConfigFile = None,
     as_json: Json = False,
 ) -> int:

@@ -109,12 +109,20 @@ def verify(config: VerifyConfig, progress: Progress) -> Outcome:
     """Check a folder; faults are an exit code, not an error."""
     from ringfeed.pipeline.environment import available_cpus
     from ringfeed.pipeline.executor import ThreadExecutor
+    from ringfeed.pipeline.quarantine import find_damaged_documents, write_quarantine
     from ringfeed.pipeline.verify import verify as verify_folder
 
     executor = ThreadExecutor(config.workers or available_cpus())
     report = verify_folder(config.path, executor=executor, progress=progress)
     exit_code = FAILED if report.findings else DONE
-    return Outcome(text=_verify_text(report), facts=report.to_json(), exit_code=exit_code)
+    text, facts = _verify_text(report), report.to_json()
+    if config.quarantine is not None:
+        damaged = find_damaged_documents(config.path, executor=executor, progress=progress)
+        write_quarantine(config.quarantine, damaged, source=config.path)
+        exit_code = FAILED if len(damaged) else exit_code
+        text += f"\n{config.quarantine}: {len(damaged):,} documents to leave out"
+        facts["quarantined"] = len(damaged)
+    return Outcome(text=text, facts=facts, exit_code=exit_code)
 
 
 def inspect(config: InspectConfig, progress: Progress) -> Outcome:

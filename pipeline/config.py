@@ -261,6 +261,7 @@ class VerifyConfig(CommandConfig):
 
     path: Path = Field(description="the corpus, plan or shards folder to check")
     workers: Count | None = Field(None, description="threads that read files, by default one a CPU")
+    quarantine: Path | None = Field(None, description="a skip list to write, of documents that are damaged")
 
 
 class InspectConfig(ReportConfig):
