@@ -30,9 +30,8 @@ from ringfeed.pipeline.shard_files import (
 )
 from ringfeed.pipeline.staging import write_atomically
 from ringfeed.pipeline.store import SHARDS_FORMAT
-from ringfeed.pipeline.view_kernels import IGNORE
 from ringfeed.pipeline.view_source import NO_OVERLAY
-from ringfeed.pipeline.views import RankView, cut_columns
+from ringfeed.pipeline.views import RankView
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,8 +39,8 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from ringfeed.pipeline.laid_pack import LaidPack
     from ringfeed.pipeline.opening import ViewSpec
-    from ringfeed.pipeline.thd import ThdChunk
     from ringfeed.pipeline.view_source import Overlay
 
 __all__ = ["ShardTask", "ShardWriter", "num_folders", "shards_made_from", "shards_manifest", "write_steps"]
@@ -176,33 +175,40 @@ class _Cutter:
 
     def __init__(self, source: PlanSource) -> None:
         self._source = source
-        self._out: list[dict[str, npt.NDArray[Any]]] | None = None
+        # Uneven shares (layout magi) and variable packs have other lengths in every pack: the longest stay.
+        self._ids = [np.empty(0, dtype=np.int32)] * source.spec.cp_size
+        self._labels = [*self._ids]
 
     def write(self, step: int, pack: int, writers: Sequence[ViewFileWriter]) -> None:
-        pieces, chunk = self._source.chunk(step, pack)
-        spec = self._source.spec
-        maps = spec.layout.index_maps(
-            chunk.cu_seqlens_padded, cp_size=spec.cp_size, cu_seqlens=chunk.cu_seqlens
-        )
-        if self._out is not None and [len(part["labels"]) for part in self._out] != [len(m) for m in maps]:
-            # Uneven shares (layout magi) and variable packs have other lengths in every pack.
-            self._out = None
-        self._out = cut_columns({"input_ids": chunk.tokens, "labels": chunk.labels}, maps, out=self._out)
-        for part, writer in zip(self._out, writers, strict=True):
-            writer.write(encode_view(_view(part, chunk), pieces, step=step, pack=pack))
+        laid = self._source.lay_pack(step, pack)
+        ids, labels = (self._first(buffers, laid) for buffers in (self._ids, self._labels))
+        counts = self._source.fill_ranks(laid, ids, labels)
+        for rank, writer in enumerate(writers):
+            view = _view(laid, ids[rank], labels[rank], counts[rank])
+            writer.write(encode_view(view, laid.pieces, step=step, pack=pack))
+
+    @staticmethod
+    def _first(buffers: list[npt.NDArray[np.int32]], laid: LaidPack) -> list[npt.NDArray[np.int32]]:
+        """Return each rank's buffer, grown if need be and cut to its L."""
+        for rank, index_map in enumerate(laid.maps):
+            if len(buffers[rank]) < len(index_map):
+                buffers[rank] = np.empty(len(index_map), dtype=np.int32)
+        return [buffer[: len(index_map)] for buffer, index_map in zip(buffers, laid.maps, strict=True)]
 
 
-def _view(part: dict[str, npt.NDArray[Any]], chunk: ThdChunk) -> RankView:
+def _view(
+    laid: LaidPack, ids: npt.NDArray[np.int32], labels: npt.NDArray[np.int32], local_supervised: int
+) -> RankView:
     # Positions and mask are not encoded: whoever reads the view derives them.
     return RankView(
-        input_ids=part["input_ids"],
-        labels=part["labels"],
-        position_ids=chunk.position_ids[:0],
-        padding_mask=chunk.padding_mask[:0],
-        cu_seqlens=chunk.cu_seqlens,
-        cu_seqlens_padded=chunk.cu_seqlens_padded,
-        documents=chunk.documents,
-        local_supervised=int(np.count_nonzero(part["labels"] != IGNORE)),
+        input_ids=ids,
+        labels=labels,
+        position_ids=ids[:0],
+        padding_mask=np.empty(0, dtype=np.bool_),
+        cu_seqlens=laid.slots.cu_seqlens,
+        cu_seqlens_padded=laid.slots.cu_seqlens_padded,
+        documents=laid.slots.documents,
+        local_supervised=local_supervised,
     )
 
 

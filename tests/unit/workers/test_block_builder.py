@@ -106,6 +106,15 @@ def test_the_cache_is_bounded_in_bytes_and_keeps_the_latest(folder):
     assert builder.num_builds == 4
 
 
+def test_what_is_asked_for_again_is_kept_longer(folder):
+    size = sum(block.nbytes for block in BlockBuilder(lambda: source(folder)).build(request()))
+    builder = BlockBuilder(lambda: source(folder), keep_bytes=int(size * 2.5))
+    for step in (0, 1, 0, 2, 0):
+        builder.block(request((step, 0)))
+
+    assert builder.num_builds == 3
+
+
 def test_one_build_is_kept_whatever_it_takes(folder):
     builder = BlockBuilder(lambda: source(folder), keep_bytes=0)
     for rank in range(CP):

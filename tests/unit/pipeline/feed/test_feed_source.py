@@ -333,6 +333,20 @@ def test_a_plan_that_grows_is_followed_to_its_end(make_builder, open_source, pla
     with_window.close()
 
 
+def test_steps_that_were_planned_meanwhile_are_fetched_before_they_are_wanted(make_builder):
+    supply = Growing(make_builder(block_bytes=1024), first=0, per_question=2)
+    feed = FeedSource(LocalFetcher(supply), place=PLACE, patience=QUICK)
+    assert feed.wait_for(0, 0, stop=NEVER)
+    assert feed._window.asked_to == 2 * 2
+
+    for _ in range(2):
+        time.sleep(2 * QUICK.poll_seconds)
+        feed.wait_for(0, 1, stop=NEVER)
+
+    assert feed._window.asked_to > 2 * 2
+    feed.close()
+
+
 def test_waiting_for_the_planner_is_told_and_can_be_stopped(make_builder, caplog):
     supply = Growing(make_builder(), first=2, per_question=0)
     feed = FeedSource(LocalFetcher(supply), place=PLACE, patience=QUICK)
