@@ -1,0 +1,195 @@
+"""One rank's stream at a feeder: requests in, blocks out, in the order asked.
+
+In:   messages of one ``DoExchange`` (``pipeline/flight_wire.py``), blocks of a ``BlockSupply``
+Out:  one reply per request; nothing that was not asked for
+
+The handler's own thread reads, a second one writes. Blocks are got ready in the server's few threads while an
+earlier one goes out: at most ``blocks_ahead`` of a stream are in memory beside it.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.flight as fl
+
+from ringfeed.pipeline.feed_request import BlockRequest
+from ringfeed.pipeline.flight_wire import (
+    MAX_MESSAGE_BYTES,
+    REFUSED,
+    Ask,
+    Reply,
+    Trouble,
+    error_body,
+    pack_message,
+    split_message,
+)
+from ringfeed.pipeline.manifest import CorruptDataError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ringfeed.pipeline.flight_wire import Hello
+    from ringfeed.pipeline.step_block import EncodedBlock
+
+__all__ = ["BlockExchange", "ExchangeParts"]
+
+_LOG = logging.getLogger("ringfeed.flight")
+_NOTICE_SECONDS = 0.5
+_LEAVE = -1
+_END = -2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExchangeParts:
+    """What the server gives to a stream."""
+
+    hello: Hello
+    schema: pa.Schema
+    """Of the rows of all blocks with the columns of ``hello``."""
+    get: Callable[[BlockRequest], Future[EncodedBlock]]
+    """Begins to get a block."""
+    blocks_ahead: int
+
+
+class BlockExchange:
+    """Serves one stream until its rank is done, vanishes, or the server stops."""
+
+    def __init__(self, parts: ExchangeParts, reader: Any, writer: Any) -> None:
+        """Take both ends of a ``do_exchange`` call."""
+        self._parts = parts
+        self._reader = reader
+        self._writer = writer
+        self._room = threading.Semaphore(parts.blocks_ahead + 1)
+        self._waiting: queue.SimpleQueue[tuple[int, Future[EncodedBlock] | None]] = queue.SimpleQueue()
+        self._dropped: set[int] = set()
+        self._is_leaving = threading.Event()
+        self._is_broken = threading.Event()
+        self._has_begun = False
+        self._last_asked = -1
+        self._last_written = -1
+
+    def run(self) -> None:
+        """Serve; returns when the stream is over.
+
+        Raises:
+            FlightServerError: if the rank sends what is no message.
+        """
+        thread = threading.Thread(target=self._write_all, name="ringfeed-stream", daemon=True)
+        thread.start()
+        try:
+            self._read_all()
+        finally:
+            self._waiting.put((_END, None))
+            thread.join()
+
+    def leave(self) -> None:
+        """Tell the rank to ask elsewhere. Called from any thread; returns at once."""
+        self._is_leaving.set()
+        self._waiting.put((_LEAVE, None))
+
+    def _read_all(self) -> None:
+        while True:
+            try:
+                chunk = self._reader.read_chunk()
+            except (StopIteration, pa.ArrowException):
+                # The rank is done, or it vanished.
+                return
+            try:
+                self._take(chunk)
+            except ValueError as error:
+                raise fl.FlightServerError(str(error), REFUSED) from None
+            if self._is_broken.is_set():
+                return
+
+    def _take(self, chunk: Any) -> None:
+        if chunk.data is not None or chunk.app_metadata is None:
+            raise ValueError("a rank sends requests, and no data")
+        if len(chunk.app_metadata) > MAX_MESSAGE_BYTES:
+            raise ValueError(f"a message has {len(chunk.app_metadata)} bytes; at most {MAX_MESSAGE_BYTES}")
+        kind, number, body = split_message(chunk.app_metadata.to_pybytes())
+        if kind == Ask.ASK:
+            self._ask(number, bytes(body))
+        elif kind == Ask.DROP:
+            if self._last_written < number <= self._last_asked:
+                self._dropped.add(number)
+        else:
+            raise ValueError(f"a message of kind {kind} is not known")
+
+    def _ask(self, number: int, body: bytes) -> None:
+        if number <= self._last_asked:
+            raise ValueError(f"request {number} came after request {self._last_asked}")
+        self._last_asked = number
+        # Not read on until there is room: requests wait in the connection, blocks never pile up here.
+        while not self._room.acquire(timeout=_NOTICE_SECONDS):
+            if self._is_broken.is_set():
+                return
+        try:
+            request = BlockRequest.from_json(body)
+            if request.columns not in ((), self._parts.hello.columns):
+                raise ValueError(  # noqa: TRY301 - the answer to all that is wrong with a request is below
+                    f"columns={list(request.columns)}: this stream is for {list(self._parts.hello.columns)}"
+                )
+            future = self._parts.get(request)
+        except ValueError as error:
+            future = Future()
+            future.set_exception(error)
+        self._waiting.put((number, future))
+
+    def _write_all(self) -> None:
+        try:
+            while True:
+                number, future = self._waiting.get()
+                if number == _END:
+                    return
+                if self._is_leaving.is_set():
+                    self._send(Reply.LEAVE, 0)
+                    return
+                if future is not None:
+                    self._reply(number, future)
+                    self._room.release()
+        except pa.ArrowException as error:
+            _LOG.debug("a rank vanished: %s", error)
+        except Exception:
+            _LOG.exception("a stream failed")
+        finally:
+            self._is_broken.set()
+
+    def _reply(self, number: int, future: Future[EncodedBlock]) -> None:
+        self._last_written = number
+        if number in self._dropped:
+            self._dropped.discard(number)
+            future.cancel()
+            self._send(Reply.DROPPED, number)
+            return
+        try:
+            block = future.result()
+        except CorruptDataError as error:
+            self._send(Reply.ERROR, number, error_body(Trouble.DAMAGED, str(error)))
+        except ValueError as error:
+            self._send(Reply.ERROR, number, error_body(Trouble.REFUSED, str(error)))
+        except Exception as error:
+            _LOG.warning("a block could not be had", exc_info=True)
+            text = f"{type(error).__name__} behind the feeder"
+            self._send(Reply.ERROR, number, error_body(Trouble.UNAVAILABLE, text))
+        else:
+            self._send_block(number, block)
+
+    def _send_block(self, number: int, block: EncodedBlock) -> None:
+        if not block.rows.schema.names:
+            self._send(Reply.FACTS, number, block.header)
+            return
+        if not self._has_begun:
+            self._writer.begin(self._parts.schema)
+            self._has_begun = True
+        metadata = pa.py_buffer(pack_message(Reply.BLOCK, number, block.header))
+        self._writer.write_with_metadata(block.rows, metadata)
+
+    def _send(self, kind: Reply, number: int, body: bytes = b"") -> None:
+        self._writer.write_metadata(pa.py_buffer(pack_message(kind, number, body)))

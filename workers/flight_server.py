@@ -1,0 +1,207 @@
+"""A Flight server of blocks: a feeder, a directory of feeders, or both.
+
+In:   a ``BlockSupply`` (``pipeline/block_fetcher.py``): a builder in this process, or actors behind it
+Out:  ``GetFlightInfo``: the facts of the run and who gives its blocks; ``DoExchange``: blocks, as asked for
+
+A block is a pure function of its request: the server keeps nothing of a rank beside its open stream. Serve
+from a process that does nothing else: a busy Python thread beside it raises the slowest answers from 10 ms
+to over a second.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.flight as fl
+
+from ringfeed.pipeline.flight_wire import REFUSED, DirectoryQuestion, Feeder, Hello
+from ringfeed.pipeline.step_block import block_schema
+from ringfeed.workers.flight_auth import BearerCheck
+from ringfeed.workers.flight_exchange import BlockExchange, ExchangeParts
+from ringfeed.workers.flight_options import ServerOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from types import TracebackType
+    from typing import Self
+
+    from ringfeed.pipeline.block_fetcher import BlockSupply
+    from ringfeed.pipeline.feed_facts import FeedFacts
+
+__all__ = ["FlightServer"]
+
+_LOG = logging.getLogger("ringfeed.flight")
+
+
+class FlightServer(fl.FlightServerBase):  # type: ignore[misc]
+    """Listens from construction on, in gRPC's own threads. ``stop`` ends it; so does ``with``."""
+
+    def __init__(
+        self,
+        supply: BlockSupply,
+        options: ServerOptions | None = None,
+        *,
+        feeders: Callable[[], Sequence[Feeder]] | None = None,
+    ) -> None:
+        """Open the port.
+
+        Args:
+            supply: gives facts and blocks; called from several threads.
+            options: where to listen, for whom.
+            feeders: who gives blocks now, for a directory; None is this server alone.
+
+        Raises:
+            ValueError: if the port cannot be had, or key and certificate cannot be used.
+        """
+        self._options = options = options or ServerOptions()
+        self._supply = supply
+        self._feeders = feeders or self._only_me
+        self._lock = threading.Lock()
+        self._exchanges: set[BlockExchange] = set()
+        self._is_stopping = False
+        self._pool = ThreadPoolExecutor(options.num_threads, thread_name_prefix="ringfeed-get")
+        try:
+            super().__init__(_location(options), **_security(options))
+        except (OSError, fl.FlightError, RuntimeError) as error:
+            self._pool.shutdown(wait=False)
+            raise ValueError(
+                f"cannot listen on {options.host}:{options.port}: {str(error).splitlines()[0]}; take another "
+                "port (0 for any that is free)"
+            ) from None
+
+    @property
+    def url(self) -> str:
+        """Where ranks on this machine find it."""
+        scheme = "flight" if self._options.tls is None else "grpc+tls"
+        return f"{scheme}://{_bracketed(self._options.host)}:{self.port}"
+
+    @property
+    def num_streams(self) -> int:
+        """Ranks that are served now."""
+        with self._lock:
+            return len(self._exchanges)
+
+    def get_flight_info(self, context: Any, descriptor: Any) -> Any:  # noqa: ARG002
+        with _refusals():
+            question = DirectoryQuestion.from_json(descriptor.command or b"")
+            facts = self._supply.facts()
+            _check_run(question.fingerprint, facts)
+            facts.check_place(question.place)
+            return fl.FlightInfo(
+                block_schema(facts, question.columns),
+                descriptor,
+                [_endpoint(feeder) for feeder in self._feeders()],
+                app_metadata=facts.to_json(),
+            )
+
+    def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:  # noqa: ARG002
+        with _refusals():
+            hello = Hello.from_json(descriptor.command or b"")
+            facts = self._supply.facts()
+            _check_run(hello.fingerprint, facts)
+        parts = ExchangeParts(
+            hello=hello,
+            schema=block_schema(facts, hello.columns),
+            get=lambda request: self._pool.submit(self._supply.block, request),
+            blocks_ahead=self._options.blocks_ahead,
+        )
+        exchange = BlockExchange(parts, reader, writer)
+        self._enter(exchange)
+        try:
+            exchange.run()
+        finally:
+            with self._lock:
+                self._exchanges.discard(exchange)
+
+    def stop(self, *, grace_seconds: float = 10.0) -> bool:
+        """Tell all ranks to ask elsewhere, and end. A second call does nothing.
+
+        Args:
+            grace_seconds: for ranks to leave. One that is frozen does not.
+
+        Returns:
+            Whether all have left.
+        """
+        with self._lock:
+            self._is_stopping = True
+            exchanges = list(self._exchanges)
+        for exchange in exchanges:
+            exchange.leave()
+        # Waits for open calls as long as they last, hence in a thread that may be left behind.
+        thread = threading.Thread(target=self.shutdown, name="ringfeed-shutdown", daemon=True)
+        thread.start()
+        thread.join(grace_seconds)
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        return not thread.is_alive()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _enter(self, exchange: BlockExchange) -> None:
+        with self._lock:
+            if self._is_stopping:
+                raise fl.FlightUnavailableError("this feeder stops")
+            if len(self._exchanges) >= self._options.max_streams:
+                raise fl.FlightUnavailableError(
+                    f"this feeder has {len(self._exchanges)} streams, its maximum (max_streams)"
+                )
+            self._exchanges.add(exchange)
+
+    def _only_me(self) -> list[Feeder]:
+        return [Feeder(url=None)]
+
+
+def _check_run(fingerprint: str | None, facts: FeedFacts) -> None:
+    if fingerprint not in (None, facts.fingerprint):
+        raise ValueError(
+            f"this service serves run {facts.fingerprint}, this rank follows {fingerprint}; start a service "
+            "of the same plan, layout and skip list, or load from the beginning"
+        )
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """Send what a ValueError says and nothing else: pyarrow would send the traceback along."""
+    try:
+        yield
+    except ValueError as error:
+        raise fl.FlightServerError(str(error), REFUSED) from None
+    except Exception as error:
+        _LOG.exception("a call failed")
+        raise fl.FlightUnavailableError(f"{type(error).__name__} behind this server") from None
+
+
+def _endpoint(feeder: Feeder) -> Any:
+    # No location at all means: where you asked.
+    locations = [] if feeder.url is None else [feeder.url.replace("flight://", "grpc+tcp://", 1)]
+    return fl.FlightEndpoint(b"blocks", locations, None, feeder.to_json())
+
+
+def _location(options: ServerOptions) -> str:
+    scheme = "grpc+tcp" if options.tls is None else "grpc+tls"
+    return f"{scheme}://{_bracketed(options.host)}:{options.port}"
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host
+
+
+def _security(options: ServerOptions) -> dict[str, Any]:
+    security: dict[str, Any] = {}
+    if options.token is not None:
+        security["middleware"] = {"token": BearerCheck(options.token)}
+    if options.tls is not None:
+        security["tls_certificates"] = [(options.tls.cert.read_bytes(), options.tls.key.read_bytes())]
+        if options.tls.client_ca is not None:
+            security["verify_client"] = True
+            security["root_certificates"] = options.tls.client_ca.read_bytes()
+    return security
