@@ -13,7 +13,9 @@ from ringfeed.pipeline.manifest import CorruptDataError
 from ringfeed.pipeline.planner.options import PlanOptions
 from ringfeed.pipeline.planner.run import run_plan
 
-RANKS = {"dp_rank": 0, "dp_size": 1, "cp_rank": 0, "cp_size": 1, "layout": "te"}
+
+def loaded(plan, *, skip=None):
+    return list(Loader(plan, dp_rank=0, dp_size=1, cp_rank=0, cp_size=1, layout="te", skip=skip))
 
 
 @pytest.fixture
@@ -54,15 +56,15 @@ def test_ids_of_a_plan_count_through_its_corpora(made, capsys):
 
 def test_what_is_sound_leaves_an_empty_list(made, capsys):
     assert quarantine(made / "plan", capsys) == (0, 0, [])
-    assert len(list(Loader(made / "plan", **RANKS, skip=made / "bad.txt"))) > 0
+    assert len(loaded(made / "plan", skip=made / "bad.txt")) > 0
 
 
 def test_a_run_goes_on_without_the_damaged_documents(made, capsys):
     flip(made / "second", 5)
     with pytest.raises(CorruptDataError, match="document 5 of corpus 'second' is damaged"):
-        list(Loader(made / "plan", **RANKS))
+        loaded(made / "plan")
     quarantine(made / "plan", capsys)
-    batches = list(Loader(made / "plan", **RANKS, skip=made / "bad.txt"))
+    batches = loaded(made / "plan", skip=made / "bad.txt")
     seen = sorted(document for batch in batches for document in batch.info.documents)
     assert seen == [document for document in range(24) if document != 12 + 5]
 
