@@ -1,4 +1,4 @@
-"""The commands that need no Ray: ingest, plan, fit-cost, verify, inspect. Parse, then call one function.
+"""The commands that need no Ray: ingest, verify, inspect, and those of ``cli_plan.py``. Parse, then call.
 
 In:   the command line
 Out:  what ``commands.py`` does with it; ``console.py`` prints and turns errors into exit codes
@@ -11,51 +11,24 @@ checked in ``config.py``, so that flags and config files meet the same rules.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from ringfeed.pipeline.console import run_app, run_command
+from ringfeed.pipeline.cli_options import (
+    ConfigFile,
+    Json,
+    Plot,
+    Report,
+    ReportCostModel,
+    ReportDp,
+    number,
+    run_named,
+)
+from ringfeed.pipeline.cli_plan import fit_cost, plan
+from ringfeed.pipeline.console import run_app
 
-__all__ = ["ConfigFile", "Json", "add_base_commands", "main", "new_app", "number"]
-
-
-def number(explanation: str, *, metavar: str = "N") -> Any:
-    """Return a typer option for an integer, whose error shows what was typed."""
-
-    def parse(typed: str) -> int:
-        try:
-            return int(typed)
-        except ValueError:
-            raise typer.BadParameter(f"{typed!r} is not an integer") from None
-
-    return typer.Option(metavar=metavar, help=explanation, parser=parse)
-
-
-def weights_option() -> Any:
-    """Return a typer option for ``NAME=NUMBER,...``; numbers are checked in ``config.py``."""
-
-    def parse(typed: str) -> dict[str, float]:
-        weights: dict[str, float] = {}
-        for part in typed.split(","):
-            name, _, value = part.rpartition("=")
-            try:
-                number = float(value)
-            except ValueError:
-                name = ""
-            if not name or name in weights:
-                raise typer.BadParameter(f"{typed!r} is not made of NAME=NUMBER, each name once")
-            weights[name] = number
-        return weights
-
-    return typer.Option(metavar="NAME=W,...", help="or: a weight for each corpus", parser=parse)
-
-
-ConfigFile = Annotated[
-    Path | None,
-    typer.Option("--config", metavar="RUN.YAML", help="read what no flag gives from this file"),
-]
-Json = Annotated[bool, typer.Option("--json", help="print one JSON object as the last line")]
+__all__ = ["add_base_commands", "main", "new_app"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -79,7 +52,7 @@ def new_app() -> typer.Typer:
 
 
 def add_base_commands(app: typer.Typer) -> None:
-    """Add the commands of this module to ``app``."""
+    """Add the commands that need no Ray to ``app``."""
     for command in (ingest, plan, fit_cost, verify, inspect):
         app.command(command.__name__.replace("_", "-"))(command)
 
@@ -134,115 +107,7 @@ def ingest(
     as_json: Json = False,
 ) -> int:
     """Read text, JSONL, Parquet or Arrow into a corpus."""
-    return _run("ingest", locals())
-
-
-def plan(
-    corpora: Annotated[
-        list[Path] | None, typer.Argument(metavar="CORPUS", help="corpora, in the order of document ids")
-    ] = None,
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="PLAN", help="the folder to make")
-    ] = None,
-    pack_tokens: Annotated[int | None, number("token slots in a pack, padding included")] = None,
-    packs_per_step: Annotated[int | None, number("packs in a global batch")] = None,
-    pack_shape: Annotated[
-        str | None,
-        typer.Option(metavar="fixed|variable", help="do all packs have one length?  [default: fixed]"),
-    ] = None,
-    length_buckets: Annotated[
-        str | None,
-        typer.Option(metavar="none|powers_of_two", help="few lengths for variable packs  [default: none]"),
-    ] = None,
-    mean_tokens: Annotated[
-        int | None, number("slots of a variable pack on average  [default: 7/8 of pack-tokens]")
-    ] = None,
-    piece_tokens: Annotated[
-        int | None, number("longest piece in variable packs  [default: pack-tokens]")
-    ] = None,
-    work_budget: Annotated[int | None, number("most that a variable pack may cost  [default: any]")] = None,
-    max_delay: Annotated[
-        int | None, number("steps that a long document may wait  [default: window - 1]")
-    ] = None,
-    max_cp: Annotated[int | None, number("largest cp: documents are padded to 2 * N")] = None,
-    pad_multiple: Annotated[int | None, number("or: the multiple documents are padded to")] = None,
-    chunk_multiple: Annotated[
-        int | None, number("refuse packs that cp, tp and FP8 could not share out  [default: 1]")
-    ] = None,
-    lengths: Annotated[
-        Path | None, typer.Option(metavar="FILE.npy", help="plan these lengths, without a corpus")
-    ] = None,
-    balance: Annotated[
-        str | None, typer.Option(metavar="work|best_fit|in_order|concat", help="[default: work]")
-    ] = None,
-    window: Annotated[
-        int | None, number("steps that are packed together  [default: 16]", metavar="W")
-    ] = None,
-    slate_size: Annotated[int | None, number("the dp meant  [default: packs-per-step]")] = None,
-    overflow: Annotated[
-        str | None,
-        typer.Option(
-            metavar="split|truncate|drop|error", help="documents longer than a pack  [default: split]"
-        ),
-    ] = None,
-    mixture: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="weights, schedule and curriculum of the corpora")
-    ] = None,
-    weights: Annotated[dict[str, float] | None, weights_option()] = None,
-    seed: Annotated[int | None, number("shuffle  [default: corpus order]", metavar="S")] = None,
-    epochs: Annotated[
-        int | None, number("how often each document is drawn  [default: 1]", metavar="E")
-    ] = None,
-    steps: Annotated[int | None, number("where the plan ends at the latest")] = None,
-    positions: Annotated[
-        str | None,
-        typer.Option(metavar="restart|continue", help="in later pieces of a document  [default: restart]"),
-    ] = None,
-    boundary_label: Annotated[
-        str | None,
-        typer.Option(metavar="next|ignore", help="last label of a piece that goes on  [default: next]"),
-    ] = None,
-    unsupervised: Annotated[
-        str | None,
-        typer.Option(metavar="refuse|redraw", help="a step with nothing to train on  [default: refuse]"),
-    ] = None,
-    cost_model: Annotated[
-        str | None, typer.Option(metavar="7b|70b|tokens|MODEL", help="cost of a document  [default: 7b]")
-    ] = None,
-    block_steps: Annotated[int | None, number("steps in a block  [default: 4096]")] = None,
-    workers: Annotated[int | None, number("threads that draw ahead  [default: 1]")] = None,
-    report: Annotated[bool | None, typer.Option("--report", help="measure fill and balance")] = None,
-    report_dp: Annotated[str | None, typer.Option(metavar="N,N", help="measure these dp sizes, too")] = None,
-    report_cost_model: Annotated[
-        list[str] | None, typer.Option(metavar="MODEL", help="measure by this cost model, too")
-    ] = None,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="draw the plan")] = None,
-    config: ConfigFile = None,
-    as_json: Json = False,
-) -> int:
-    """Decide which pieces of documents form which pack."""
-    return _run("plan", locals())
-
-
-def fit_cost(
-    samples: Annotated[
-        Path | None,
-        typer.Argument(metavar="SAMPLES.csv", help="lengths,milliseconds: a measured pack a line"),
-    ] = None,
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="TABLE.csv", help="the table to write")
-    ] = None,
-    basis: Annotated[
-        str | None, typer.Option(metavar="quadratic|piecewise", help="[default: quadratic]")
-    ] = None,
-    tolerance: Annotated[
-        float | None, typer.Option(metavar="SHARE", help="a sample may be so far off  [default: 0.5]")
-    ] = None,
-    config: ConfigFile = None,
-    as_json: Json = False,
-) -> int:
-    """Fit what documents cost to packs that were measured."""
-    return _run("fit-cost", locals())
+    return run_named("ingest", locals())
 
 
 def verify(
@@ -257,7 +122,7 @@ def verify(
     as_json: Json = False,
 ) -> int:
     """Check that nothing is damaged, lost or doubled."""
-    return _run("verify", locals())
+    return run_named("verify", locals())
 
 
 def inspect(
@@ -265,27 +130,12 @@ def inspect(
         Path | None, typer.Argument(metavar="PATH", help="a corpus, plan or shards folder")
     ] = None,
     step: Annotated[int | None, number("also show this step, pack by pack")] = None,
-    report: Annotated[bool | None, typer.Option("--report", help="measure a plan")] = None,
-    report_dp: Annotated[str | None, typer.Option(metavar="N,N", help="measure these dp sizes, too")] = None,
-    report_cost_model: Annotated[
-        list[str] | None, typer.Option(metavar="MODEL", help="measure by this cost model, too")
-    ] = None,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="draw the plan")] = None,
+    report: Report = None,
+    report_dp: ReportDp = None,
+    report_cost_model: ReportCostModel = None,
+    plot: Plot = None,
     config: ConfigFile = None,
     as_json: Json = False,
 ) -> int:
     """Show what a folder holds."""
-    return _run("inspect", locals())
-
-
-def _run(name: str, parameters: dict[str, Any]) -> int:
-    from ringfeed.pipeline import commands
-
-    flags = {key: value for key, value in parameters.items() if key not in ("config", "as_json")}
-    return run_command(
-        name,
-        getattr(commands, name.replace("-", "_")),
-        flags=flags,
-        config=parameters["config"],
-        as_json=parameters["as_json"],
-    )
+    return run_named("inspect", locals())

@@ -15,7 +15,8 @@ from typing import Annotated, Any
 
 import typer
 
-from ringfeed.pipeline.cli import ConfigFile, Json, add_base_commands, new_app, number
+from ringfeed.pipeline.cli import add_base_commands, new_app
+from ringfeed.pipeline.cli_options import ConfigFile, Json, number
 from ringfeed.pipeline.console import run_app, run_command
 
 __all__ = ["main"]

@@ -1,0 +1,152 @@
+"""The commands around planning: plan, fit-cost. Parse, then call one function.
+
+In:   the command line
+Out:  what ``commands.py`` does with it
+
+Values are checked in ``plan_config.py``, so that flags and config files meet the same rules.
+"""
+
+# ruff: noqa: PLR0913, PLR0917, FBT002  (typer reads a command's flags from its parameters)
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ringfeed.pipeline.cli_options import (
+    ConfigFile,
+    Json,
+    Plot,
+    Report,
+    ReportCostModel,
+    ReportDp,
+    number,
+    run_named,
+)
+
+__all__ = ["fit_cost", "plan"]
+
+
+def _weights_option() -> Any:
+    """Return a typer option for ``NAME=NUMBER,...``; numbers are checked in ``plan_config.py``."""
+
+    def parse(typed: str) -> dict[str, float]:
+        weights: dict[str, float] = {}
+        for part in typed.split(","):
+            name, _, value = part.rpartition("=")
+            try:
+                number = float(value)
+            except ValueError:
+                name = ""
+            if not name or name in weights:
+                raise typer.BadParameter(f"{typed!r} is not made of NAME=NUMBER, each name once")
+            weights[name] = number
+        return weights
+
+    return typer.Option(metavar="NAME=W,...", help="or: a weight for each corpus", parser=parse)
+
+
+def plan(
+    corpora: Annotated[
+        list[Path] | None, typer.Argument(metavar="CORPUS", help="corpora, in the order of document ids")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="PLAN", help="the folder to make")
+    ] = None,
+    pack_tokens: Annotated[int | None, number("token slots in a pack, padding included")] = None,
+    packs_per_step: Annotated[int | None, number("packs in a global batch")] = None,
+    pack_shape: Annotated[
+        str | None,
+        typer.Option(metavar="fixed|variable", help="do all packs have one length?  [default: fixed]"),
+    ] = None,
+    length_buckets: Annotated[
+        str | None,
+        typer.Option(metavar="none|powers_of_two", help="few lengths for variable packs  [default: none]"),
+    ] = None,
+    mean_tokens: Annotated[
+        int | None, number("slots of a variable pack on average  [default: 7/8 of pack-tokens]")
+    ] = None,
+    piece_tokens: Annotated[
+        int | None, number("longest piece in variable packs  [default: pack-tokens]")
+    ] = None,
+    work_budget: Annotated[int | None, number("most that a variable pack may cost  [default: any]")] = None,
+    max_delay: Annotated[
+        int | None, number("steps that a long document may wait  [default: window - 1]")
+    ] = None,
+    max_cp: Annotated[int | None, number("largest cp: documents are padded to 2 * N")] = None,
+    pad_multiple: Annotated[int | None, number("or: the multiple documents are padded to")] = None,
+    chunk_multiple: Annotated[
+        int | None, number("refuse packs that cp, tp and FP8 could not share out  [default: 1]")
+    ] = None,
+    lengths: Annotated[
+        Path | None, typer.Option(metavar="FILE.npy", help="plan these lengths, without a corpus")
+    ] = None,
+    balance: Annotated[
+        str | None, typer.Option(metavar="work|best_fit|in_order|concat", help="[default: work]")
+    ] = None,
+    window: Annotated[
+        int | None, number("steps that are packed together  [default: 16]", metavar="W")
+    ] = None,
+    slate_size: Annotated[int | None, number("the dp meant  [default: packs-per-step]")] = None,
+    overflow: Annotated[
+        str | None,
+        typer.Option(
+            metavar="split|truncate|drop|error", help="documents longer than a pack  [default: split]"
+        ),
+    ] = None,
+    mixture: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="weights, schedule and curriculum of the corpora")
+    ] = None,
+    weights: Annotated[dict[str, float] | None, _weights_option()] = None,
+    seed: Annotated[int | None, number("shuffle  [default: corpus order]", metavar="S")] = None,
+    epochs: Annotated[
+        int | None, number("how often each document is drawn  [default: 1]", metavar="E")
+    ] = None,
+    steps: Annotated[int | None, number("where the plan ends at the latest")] = None,
+    positions: Annotated[
+        str | None,
+        typer.Option(metavar="restart|continue", help="in later pieces of a document  [default: restart]"),
+    ] = None,
+    boundary_label: Annotated[
+        str | None,
+        typer.Option(metavar="next|ignore", help="last label of a piece that goes on  [default: next]"),
+    ] = None,
+    unsupervised: Annotated[
+        str | None,
+        typer.Option(metavar="refuse|redraw", help="a step with nothing to train on  [default: refuse]"),
+    ] = None,
+    cost_model: Annotated[
+        str | None, typer.Option(metavar="7b|70b|tokens|MODEL", help="cost of a document  [default: 7b]")
+    ] = None,
+    block_steps: Annotated[int | None, number("steps in a block  [default: 4096]")] = None,
+    workers: Annotated[int | None, number("threads that draw ahead  [default: 1]")] = None,
+    report: Report = None,
+    report_dp: ReportDp = None,
+    report_cost_model: ReportCostModel = None,
+    plot: Plot = None,
+    config: ConfigFile = None,
+    as_json: Json = False,
+) -> int:
+    """Decide which pieces of documents form which pack."""
+    return run_named("plan", locals())
+
+
+def fit_cost(
+    samples: Annotated[
+        Path | None,
+        typer.Argument(metavar="SAMPLES.csv", help="lengths,milliseconds: a measured pack a line"),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="TABLE.csv", help="the table to write")
+    ] = None,
+    basis: Annotated[
+        str | None, typer.Option(metavar="quadratic|piecewise", help="[default: quadratic]")
+    ] = None,
+    tolerance: Annotated[
+        float | None, typer.Option(metavar="SHARE", help="a sample may be so far off  [default: 0.5]")
+    ] = None,
+    config: ConfigFile = None,
+    as_json: Json = False,
+) -> int:
+    """Fit what documents cost to packs that were measured."""
+    return run_named("fit-cost", locals())
