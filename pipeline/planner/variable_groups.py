@@ -3,8 +3,9 @@
 In:   slots, costs and deadlines of the pieces that wait, oldest first (``variable_steps.py``)
 Out:  which of them the step takes
 
-A piece that costs more than a pack should makes its step uneven, unless each rank gets one that costs as
-much. So such pieces wait until there is a group of them, one for each rank, or until their time is up.
+A piece that costs about as much as a pack should, or more, makes its step uneven, unless each rank gets one
+that costs as much. So such pieces wait until there is a group of them, one for each rank, or until their time
+is up.
 
 Shapes: H pieces that wait, K packs of a step, R ranks.
 """

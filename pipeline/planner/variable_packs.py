@@ -29,6 +29,8 @@ __all__ = ["VariableShape", "pack_variable"]
 Int64 = NDArray[np.int64]
 
 _NO_BUDGET = 1 << 62
+_OUTLIER = (4, 5)
+"""Pieces that cost more than this part of what a pack should wait for others like them."""
 _TOLERANCE = 50
 """Pieces of a group may differ by this part of the work of a rank in a step."""
 
@@ -64,6 +66,7 @@ def _rules(pool: Pool, costs: Int64, shape: VariableShape) -> StepRules:
     # What a pack costs if the pool's work is spread evenly over its slots. Python's integers are exact.
     even = int(costs.sum()) * shape.work.mean_tokens // max(1, int(pool.stream.slots.sum()))
     budget = shape.work.work_budget
+    part, parts = _OUTLIER
     return StepRules(
         packs=shape.packs_per_step,
         ranks=shape.slate_size,
@@ -71,7 +74,7 @@ def _rules(pool: Pool, costs: Int64, shape: VariableShape) -> StepRules:
         budget=_NO_BUDGET // shape.packs_per_step if budget is None else budget,
         target=target,
         delay=shape.work.max_delay,
-        outlier=even,
+        outlier=even * part // parts,
         tolerance=even * (shape.packs_per_step // shape.slate_size) // _TOLERANCE,
         bucket_multiple=shape.bucket_multiple,
         final=pool.final,

@@ -47,6 +47,17 @@ class _Draw(NamedTuple):
     """Did the pool last?"""
 
 
+class _Limits(NamedTuple):
+    """What the members of a step are, and how many of them may wait."""
+
+    forced: int
+    """The first so many must go."""
+    taken: int
+    """So many after them are new."""
+    may_hold: int
+    """So many new ones may wait."""
+
+
 @njit(cache=True, nogil=True)
 def pack_steps(pool: PoolPieces, dues: Int64, rules: StepRules) -> tuple[Int64, Int64, int]:
     """Make steps of a pool until it has no whole step left.
@@ -81,8 +92,11 @@ def pack_steps(pool: PoolPieces, dues: Int64, rules: StepRules) -> tuple[Int64, 
         members = np.concatenate((waiting[:forced], draw.taken, waiting[forced:][chosen[forced:]]))
         if len(members) == 0:
             return packs, rows, num_packs
-        where, filled, kept = _fit(pool, members, forced, len(draw.taken), rules)
+        limits = _Limits(forced, len(draw.taken), may_hold - len(draw.held))
+        where, filled, kept = _fit(pool, members, limits, rules)
         end, held = _drawn_to(undrawn, draw, kept)
+        late = members[forced : forced + kept][where[forced : forced + kept] == LEFT]
+        held = np.sort(np.concatenate((held, late)))
         if rules.bucket_multiple:
             more, places, late, end = _fill_up(pool, undrawn[end:], filled, may_hold - len(held), rules, end)
             members, where = np.concatenate((members, more)), np.concatenate((where, places))
@@ -136,35 +150,34 @@ def _choose_rest(
 
 
 @njit(cache=True, nogil=True)
-def _fit(
-    pool: PoolPieces, members: Int64, forced: int, num_taken: int, rules: StepRules
-) -> tuple[Int64, Packs, int]:
-    """Place members, giving back new pieces from the last one on until all others have room.
+def _fit(pool: PoolPieces, members: Int64, limits: _Limits, rules: StepRules) -> tuple[Int64, Packs, int]:
+    """Place members. Those that find no room wait; if too many, new ones go back, from the last one on.
 
     Args:
         pool: all pieces.
         members: int64 [Q]: those that must go, then new ones, then others that waited.
-        forced: how many must go.
-        num_taken: how many are new.
+        limits: how many are which.
         rules: of the step.
 
     Returns:
-        int64 [Q], the pack of each member, ``LEFT`` for none; the packs; how many new ones were kept.
+        int64 [Q], the pack of each member, ``LEFT`` for none; the packs; how many new ones count as drawn.
     """
+    forced, num_taken = limits.forced, limits.taken
     kept = num_taken
-    limits = np.full(rules.packs, rules.capacity, np.int64)
+    room = np.full(rules.packs, rules.capacity, np.int64)
     in_buckets = rules.bucket_multiple == 0
     for _ in range(_TRIES):
         is_kept = np.ones(len(members), np.bool_)
         is_kept[forced + kept : forced + num_taken] = False
         if is_kept.sum() < min(rules.packs, len(members)):
             break
-        packs = new_packs(limits, rules)
+        packs = new_packs(room, rules)
         where, lacking = place(pool, members, is_kept, packs, rules)
-        if lacking == 0 and in_buckets:
-            return where, packs, kept
-        if lacking == 0:
-            limits = bucket_limits(pool, members, where, packs, rules)
+        num_late = int((where[forced : forced + kept] == LEFT).sum())
+        if (where[:forced] != LEFT).all() and num_late <= limits.may_hold:
+            if in_buckets:
+                return where, packs, kept
+            room = bucket_limits(pool, members, where, packs, rules)
             in_buckets = True
             continue
         while lacking > 0 and kept > 0:

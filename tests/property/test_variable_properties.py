@@ -18,7 +18,7 @@ from ringfeed.pipeline.recipe import SourceRef
 PACK_TOKENS = 32
 COSTS = QuadraticCost(linear_tokens=8)
 
-examples = settings(max_examples=40)
+examples = settings(max_examples=25)
 lengths_lists = st.lists(
     st.one_of(st.integers(0, 6), st.integers(0, 40), st.sampled_from([16, 17, 24, 31, 32, 33])),
     min_size=1,
