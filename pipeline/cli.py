@@ -25,7 +25,7 @@ from ringfeed.pipeline.cli_options import (
     number,
     run_named,
 )
-from ringfeed.pipeline.cli_plan import fit_cost, plan
+from ringfeed.pipeline.cli_plan import extend, fit_cost, plan
 from ringfeed.pipeline.console import run_app
 
 __all__ = ["add_base_commands", "main", "new_app"]
@@ -53,7 +53,7 @@ def new_app() -> typer.Typer:
 
 def add_base_commands(app: typer.Typer) -> None:
     """Add the commands that need no Ray to ``app``."""
-    for command in (ingest, plan, fit_cost, verify, inspect):
+    for command in (ingest, plan, extend, fit_cost, verify, inspect):
         app.command(command.__name__.replace("_", "-"))(command)
 
 

@@ -1,4 +1,4 @@
-"""The commands around planning: plan, fit-cost. Parse, then call one function.
+"""The commands around planning: plan, extend, fit-cost. Parse, then call one function.
 
 In:   the command line
 Out:  what ``commands.py`` does with it
@@ -8,6 +8,7 @@ Values are checked in ``plan_config.py``, so that flags and config files meet th
 
 # ruff: noqa: PLR0913, PLR0917, FBT002  (typer reads a command's flags from its parameters)
 
+import inspect
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,7 +25,7 @@ from ringfeed.pipeline.cli_options import (
     run_named,
 )
 
-__all__ = ["fit_cost", "plan"]
+__all__ = ["extend", "fit_cost", "plan"]
 
 
 def _weights_option() -> Any:
@@ -118,6 +119,10 @@ def plan(
     cost_model: Annotated[
         str | None, typer.Option(metavar="7b|70b|tokens|MODEL", help="cost of a document  [default: 7b]")
     ] = None,
+    extend: Annotated[
+        Path | None, typer.Option(metavar="PLAN", help="make this plan longer, as the command extend does")
+    ] = None,
+    from_step: Annotated[int | None, number("with --extend: where to begin")] = None,
     block_steps: Annotated[int | None, number("steps in a block  [default: 4096]")] = None,
     workers: Annotated[int | None, number("threads that draw ahead  [default: 1]")] = None,
     report: Report = None,
@@ -128,7 +133,46 @@ def plan(
     as_json: Json = False,
 ) -> int:
     """Decide which pieces of documents form which pack."""
-    return run_named("plan", locals())
+    given = {name: value for name, value in locals().items() if name not in ("extend", "from_step")}
+    if extend is not None:
+        return run_named("extend", _extension(extend, {**given, "from_step": from_step}))
+    if from_step is not None:
+        raise typer.BadParameter("--from-step says where an extension begins; pass --extend PLAN")
+    return run_named("plan", given)
+
+
+def extend(
+    plan: Annotated[Path | None, typer.Argument(metavar="PLAN", help="a finished plan")] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="NEW", help="[default: in the plan's place]")
+    ] = None,
+    from_step: Annotated[
+        int | None, number("begin at the block border below, not where the plan was flushed")
+    ] = None,
+    epochs: Annotated[
+        int | None, number("how often each document is drawn  [default: the plan's]", metavar="E")
+    ] = None,
+    steps: Annotated[int | None, number("where the longer plan ends at the latest")] = None,
+    mixture: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="another mixture, from there on")
+    ] = None,
+    weights: Annotated[dict[str, float] | None, _weights_option()] = None,
+    corpora: Annotated[
+        list[Path] | None, typer.Option("--corpora", metavar="CORPUS", help="where the corpora are now")
+    ] = None,
+    cost_model: Annotated[
+        str | None, typer.Option(metavar="FILE", help="the cost table that the plan was made with")
+    ] = None,
+    workers: Annotated[int | None, number("threads that draw ahead  [default: 1]")] = None,
+    report: Report = None,
+    report_dp: ReportDp = None,
+    report_cost_model: ReportCostModel = None,
+    plot: Plot = None,
+    config: ConfigFile = None,
+    as_json: Json = False,
+) -> int:
+    """Go on with a finished plan: more epochs or steps, or other weights."""
+    return run_named("extend", locals())
 
 
 def fit_cost(
@@ -150,3 +194,16 @@ def fit_cost(
 ) -> int:
     """Fit what documents cost to packs that were measured."""
     return run_named("fit-cost", locals())
+
+
+def _extension(plan: Path, given: dict[str, Any]) -> dict[str, Any]:
+    """Return the flags of ``plan --extend`` as those of ``extend``."""
+    taken = set(inspect.signature(extend).parameters) - {"plan"}
+    other = [name for name, value in given.items() if name not in taken and value not in (None, [])]
+    if other:
+        flags = ", ".join("--" + name.replace("_", "-") for name in other)
+        raise typer.BadParameter(
+            f"{flags}: an extension keeps this as the plan has it; what may change is --epochs, --steps, "
+            "--mixture, --weights"
+        )
+    return {"plan": plan, **{name: value for name, value in given.items() if name in taken}}

@@ -12,11 +12,22 @@ from typing import TYPE_CHECKING, Any
 from ringfeed.pipeline.console import DONE, FAILED, Outcome
 
 if TYPE_CHECKING:
-    from ringfeed.pipeline.config import FitCostConfig, IngestConfig, InspectConfig, PlanConfig, VerifyConfig
+    from pathlib import Path
+
+    from ringfeed.pipeline.config import (
+        ExtendConfig,
+        FitCostConfig,
+        IngestConfig,
+        InspectConfig,
+        PlanConfig,
+        ReportConfig,
+        VerifyConfig,
+    )
     from ringfeed.pipeline.findings import VerifyReport
+    from ringfeed.pipeline.planner.cost import CostModel
     from ringfeed.pipeline.progress import Progress
 
-__all__ = ["fit_cost", "ingest", "inspect", "plan", "verify"]
+__all__ = ["extend", "fit_cost", "ingest", "inspect", "plan", "verify"]
 
 
 def ingest(config: IngestConfig, progress: Progress) -> Outcome:
@@ -37,31 +48,48 @@ def ingest(config: IngestConfig, progress: Progress) -> Outcome:
 
 def plan(config: PlanConfig, progress: Progress) -> Outcome:
     """Make a plan."""
+    from ringfeed.pipeline.planner.run import run_plan
+
+    options = config.to_options()
+    run_plan(options, progress=progress)
+    return _planned(config.output, config, planned_by=options.cost_model)
+
+
+def extend(config: ExtendConfig, progress: Progress) -> Outcome:
+    """Make a plan longer."""
+    from ringfeed.pipeline.planner.run import run_extension
+
+    extension = config.to_extension()
+    run_extension(extension, progress=progress)
+    planned_by = extension.given.get("cost_model")
+    return _planned(config.output or config.plan, config, planned_by=planned_by)
+
+
+def _planned(output: Path, config: ReportConfig, *, planned_by: CostModel | None) -> Outcome:
+    """Say what plan there is now."""
     from ringfeed.pipeline.pack_lengths import PackShape
     from ringfeed.pipeline.plan import Plan
     from ringfeed.pipeline.plan_report import make_report
     from ringfeed.pipeline.planner.advice import padding_advice
-    from ringfeed.pipeline.planner.run import run_plan
+    from ringfeed.pipeline.planner.report import PlanReport
 
-    options = config.to_options()
-    planned = run_plan(options, progress=progress)
-    report = planned.as_dict()
-    made = Plan.open(config.output)
+    made = Plan.open(output)
+    report = made.report
     facts: dict[str, Any] = {
-        "output": str(config.output),
+        "output": str(output),
         "num_steps": made.num_steps,
         "num_packs": made.num_packs,
         "recipe_fingerprint": made.recipe_fingerprint,
     }
     at_most = "at most " if made.pack_lengths.shape is PackShape.VARIABLE else ""
     text = (
-        f"{config.output}: {made.num_steps:,} steps, {made.num_packs:,} packs of {at_most}"
+        f"{output}: {made.num_steps:,} steps, {made.num_packs:,} packs of {at_most}"
         f"{made.pack_tokens:,} slots, fill {report['fill']:.4f}; {report['empty']:,} documents empty, "
         f"{report['split']:,} split, {report['truncated']:,} truncated, {report['dropped']:,} dropped"
     )
-    facts["advice"] = padding_advice(planned)
+    facts["advice"] = padding_advice(PlanReport(**report))
     if config.wants_report:
-        more, measured = make_report(made, config, planned_by=options.cost_model)
+        more, measured = make_report(made, config, planned_by=planned_by)
         facts |= measured
         text += "\n" + more
     return Outcome(text=text, facts=facts)

@@ -16,13 +16,14 @@ from pydantic import Field, model_validator
 
 from ringfeed.pipeline.config_base import CommandConfig, Count, Natural, Text
 from ringfeed.pipeline.ingest_options import IngestOptions
-from ringfeed.pipeline.plan_config import FitCostConfig, PlanConfig, ReportConfig
+from ringfeed.pipeline.plan_config import ExtendConfig, FitCostConfig, PlanConfig, ReportConfig
 from ringfeed.pipeline.sources.encoding import EncodingErrors
 
 __all__ = [
     "SECTIONS",
     "CommandConfig",
     "DemoConfig",
+    "ExtendConfig",
     "FitCostConfig",
     "IngestConfig",
     "InspectConfig",
@@ -122,6 +123,7 @@ class DemoConfig(CommandConfig):
 SECTIONS: dict[str, type[CommandConfig]] = {
     "ingest": IngestConfig,
     "plan": PlanConfig,
+    "extend": ExtendConfig,
     "fit-cost": FitCostConfig,
     "shard": ShardConfig,
     "verify": VerifyConfig,

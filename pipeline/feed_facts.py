@@ -33,7 +33,7 @@ _TOKEN_BYTES = 8
 # So that the facts of the steps in a block stay small beside 8 MB, whatever a pack holds.
 _MAX_BATCHES = 1 << 14
 # May differ between two answers of one service; all else is the run.
-_CHANGING = ("num_steps", "is_growing", "max_slots")
+_CHANGING = ("num_steps", "is_growing", "max_slots", "replaced_steps")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -62,6 +62,8 @@ class FeedFacts:
     """Whether a planner is still adding steps: ask again when the last one was had."""
     max_slots: int
     """The largest N over the steps so far."""
+    replaced_steps: tuple[tuple[int, int], ...] = ()
+    """Ranges of steps (first, end) that other ones took the place of when the plan was extended."""
 
     @classmethod
     def of_source(
@@ -85,6 +87,7 @@ class FeedFacts:
             num_steps=source.num_steps,
             is_growing=is_growing,
             max_slots=source.max_slots(),
+            replaced_steps=source.replaced_steps,
         )
 
     @property
@@ -128,7 +131,13 @@ class FeedFacts:
     def to_dict(self) -> dict[str, Any]:
         """Return the facts as JSON-able values."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {**values, "spec": self.spec.facts(), "sources": list(self.sources)}
+        replaced = [list(pair) for pair in self.replaced_steps]
+        return {
+            **values,
+            "spec": self.spec.facts(),
+            "sources": list(self.sources),
+            "replaced_steps": replaced,
+        }
 
     def to_json(self) -> bytes:
         """Return the facts as they go over the wire; ``from_json`` is the way back."""
@@ -152,7 +161,10 @@ class FeedFacts:
             spec = ViewSpec.from_facts(values["spec"])
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"a service's facts have no whole spec: {error!r}") from None
-        return cls(**{**values, "spec": spec, "sources": tuple(values["sources"])})
+        replaced = tuple((first, end) for first, end in values["replaced_steps"])
+        return cls(
+            **{**values, "spec": spec, "sources": tuple(values["sources"]), "replaced_steps": replaced}
+        )
 
 
 _COUNTS = (
@@ -179,5 +191,14 @@ def _check_types(values: dict[str, Any]) -> None:
     sources = values["sources"]
     if not isinstance(sources, list) or not all(isinstance(name, str) for name in sources):
         wrong.append("sources")
+    if not _are_ranges(values["replaced_steps"]):
+        wrong.append("replaced_steps")
     if wrong:
         raise ValueError(f"a service's facts have values of a wrong kind: {', '.join(wrong)}")
+
+
+def _are_ranges(value: object) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(pair, list) and len(pair) == 2 and all(type(step) is int and step >= 0 for step in pair)
+        for pair in value
+    )

@@ -108,6 +108,10 @@ class FeedSource:
         return self._facts.sources
 
     @property
+    def replaced_steps(self) -> tuple[tuple[int, int], ...]:
+        return self._facts.replaced_steps
+
+    @property
     def num_documents(self) -> int:
         """Documents of all corpora: global ids are below it."""
         return self._facts.num_documents

@@ -117,6 +117,7 @@ def check_state(state: LoaderState, source: RankSource, *, dp_size: int, packs_p
             {"recipe": state.recipe, key: state.chain},
             {"recipe": source.recipe_fingerprint, key: found},
         )
+        _refuse_replaced(state, source)
         is_same = state.recipe == source.recipe_fingerprint
         origin = "on steps that have been replaced since" if is_same else "on another plan"
         raise ValueError(
@@ -127,8 +128,25 @@ def check_state(state: LoaderState, source: RankSource, *, dp_size: int, packs_p
         _check_inside_step(state, source, dp_size=dp_size, packs_per_chunk=packs_per_chunk)
 
 
+def _refuse_replaced(state: LoaderState, source: RankSource) -> None:
+    """Say so if the state stands in steps that an extension replaced."""
+    if state.recipe != source.recipe_fingerprint:
+        return
+    starts = [first for first, end in source.replaced_steps if first <= state.last_step < end]
+    if not starts:
+        return
+    step = min(starts)
+    common = f"the last common step is {step - 1}: load a state saved before step {step} was begun"
+    raise ValueError(
+        f"the loader state at step {state.step} was saved on steps that have been replaced since, when the "
+        f"plan was extended from step {step} on; {common if step else 'no step is common: begin anew'}, or "
+        "go on with a copy of the old plan"
+    )
+
+
 def _check_place(state: LoaderState, source: RankSource) -> None:
     if state.last_step >= 0 and not source.has_step(state.last_step):
+        _refuse_replaced(state, source)
         raise ValueError(
             f"the loader state stands at step {state.step}, micro-batch {state.micro_batch}, beyond the "
             f"plan: it ends after {source.num_steps} steps; load it with the plan that it was saved on, "

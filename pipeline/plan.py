@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from ringfeed.pipeline.manifest import Manifest, describe_difference, read_manifest
+from ringfeed.pipeline.manifest import CorruptDataError, Manifest, describe_difference, read_manifest
 from ringfeed.pipeline.pack_lengths import LengthBuckets, PackLengths, PackShape
 from ringfeed.pipeline.plan_blocks import FOOTPRINT_MULTIPLES, Block, pack_footprints, read_block
-from ringfeed.pipeline.recipe import Recipe
+from ringfeed.pipeline.recipe import Recipe, RecipeSegment
 from ringfeed.pipeline.step_packs import StepPacks
 
 if TYPE_CHECKING:
@@ -51,12 +51,9 @@ class Plan:
         self.path = folder
         self.manifest = manifest
         self._facts: dict[str, Any] = manifest.facts
-        self.segments = tuple(
-            (int(segment["first_step"]), Recipe.from_json(segment["recipe"]))
-            for segment in manifest.made_from["segments"]
-        )
-        """First step and recipe of each recipe segment, in step order; the first begins at step 0."""
-        self._recipe = self.segments[0][1]
+        self.segments = tuple(map(RecipeSegment.from_json, manifest.made_from["segments"]))
+        """Recipe segments in step order; the first begins at step 0."""
+        self._recipe = self.segments[0].recipe
         self._fingerprint = self._recipe.fingerprint
         self._first_steps: list[int] = self._facts["first_steps"]
         self._blocks: OrderedDict[int, Block] = OrderedDict()
@@ -144,6 +141,12 @@ class Plan:
         return int(self._facts["num_epochs"])
 
     @property
+    def replaced_steps(self) -> tuple[tuple[int, int], ...]:
+        """Ranges of steps (first, end) that other ones took the place of when the plan was extended."""
+        extensions = self.manifest.made_from["extensions"]
+        return tuple((entry["first_step"], entry["end_step"]) for entry in extensions)
+
+    @property
     def report(self) -> dict[str, Any]:
         """What ``plan --report --json`` prints."""
         return dict(self._facts["report"])
@@ -184,7 +187,7 @@ class Plan:
                 f"block {number} is not in {self.path}: it has blocks 0 to {self.num_blocks - 1}"
             )
         with self._lock:
-            block = self._blocks.pop(number, None) or read_block(self.path, self.manifest.files[number])
+            block = self._blocks.pop(number, None) or self._read_block(number)
             self._blocks[number] = block
             while len(self._blocks) > _BLOCKS_KEPT:
                 self._blocks.popitem(last=False)
@@ -193,7 +196,7 @@ class Plan:
     def blocks(self) -> Iterator[Block]:
         """Read all blocks in order, each hash-checked, holding one at a time."""
         for number in range(self.num_blocks):
-            yield read_block(self.path, self.manifest.files[number])
+            yield self._read_block(number)
 
     def largest_footprint(self, multiple: int) -> int | None:
         """Return the tokens of the largest pack at ``multiple`` if the plan stores it, else None."""
@@ -221,6 +224,10 @@ class Plan:
                 f"{self.path} was planned from lengths alone (--lengths): it can be read and measured, "
                 "but there are no tokens to load; plan a corpus instead"
             )
+        return self.source_paths()
+
+    def source_paths(self) -> list[Path]:
+        """Return where the plan expects what it was made from, corpora or a file of lengths."""
         return [(self.path / path).resolve() for path in self._facts["source_paths"]]
 
     def corpus_fingerprints(self) -> list[str]:
@@ -264,6 +271,23 @@ class Plan:
             f"{self.path} was not planned from {shown} ({difference}); pass the corpora that it was "
             "planned from, in command order, or plan again"
         )
+
+    def _read_block(self, number: int) -> Block:
+        try:
+            return read_block(self.path, self.manifest.files[number])
+        except CorruptDataError:
+            if not self._has_been_replaced():
+                raise
+        raise ValueError(
+            f"{self.path} was extended since it was opened, and block {number} has other steps now; open it "
+            "again and load the last state"
+        )
+
+    def _has_been_replaced(self) -> bool:
+        try:
+            return read_manifest(self.path, format=PLAN_FORMAT).fingerprint != self.manifest.fingerprint
+        except ValueError:
+            return False
 
     def _block_with(self, step: int) -> Block:
         if not 0 <= step < self.num_steps:

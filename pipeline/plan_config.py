@@ -1,13 +1,13 @@
-"""The models of the commands around planning: ``plan``, ``fit-cost``, and the report of an existing plan.
+"""The models of the commands around planning: plan, extend, fit-cost, and the report of an existing plan.
 
 In:   flags and a section of a config file, as for all commands (``config.py``)
-Out:  checked models; ``PlanConfig.to_options`` gives what the planner takes
+Out:  checked models; ``to_options`` and ``to_extension`` give what the planner takes
 """
 
 from __future__ import annotations
 
 from pathlib import Path  # noqa: TC003  (pydantic needs it at run time)
-from typing import Annotated, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -20,7 +20,12 @@ from ringfeed.pipeline.planner.mixture import Mixture, MixtureSource
 from ringfeed.pipeline.planner.options import Balance, BlockLimits, Overflow, PlanOptions, Unsupervised
 from ringfeed.pipeline.ranks import num_micro_batches
 
-__all__ = ["FitCostConfig", "PlanConfig", "ReportConfig"]
+if TYPE_CHECKING:
+    from ringfeed.pipeline.planner.extend import Extension
+
+__all__ = ["ExtendConfig", "FitCostConfig", "PlanConfig", "ReportConfig"]
+
+_TWO_WAYS = "mixture and weights say the same thing in two ways; give one of the two"
 
 
 class ReportConfig(CommandConfig):
@@ -124,7 +129,7 @@ class PlanConfig(ReportConfig):
 
     def _mixture(self) -> Mixture | None:
         if self.mixture is not None and self.weights:
-            raise ValueError("mixture and weights say the same thing in two ways; give one of the two")
+            raise ValueError(_TWO_WAYS)
         if self.mixture is not None:
             return read_mixture(self.mixture)
         if self.weights:
@@ -136,6 +141,53 @@ class PlanConfig(ReportConfig):
         options = self.to_options()
         for dp_size in self.report_dp:
             num_micro_batches(packs_per_step=options.packs_per_step, dp_size=dp_size)
+        return self
+
+
+class ExtendConfig(ReportConfig):
+    """``ringfeed extend``: a finished plan, made longer."""
+
+    arguments: ClassVar[dict[str, str]] = {"plan": "PLAN"}
+    alternatives = (frozenset({"mixture", "weights"}),)
+
+    plan: Path = Field(description="the plan folder to make longer")
+    output: Path | None = Field(None, description="the folder to make, by default in the plan's place")
+    from_step: Count | None = Field(None, description="where to begin, at the block border below")
+    epochs: Count | None = Field(
+        None, description="how often every document is drawn, the plan's if not given"
+    )
+    steps: Count | None = Field(None, description="where the longer plan ends at the latest")
+    mixture: Path | None = Field(None, description="a YAML file of weights, schedules and a curriculum")
+    weights: dict[str, Weight] = Field({}, description="a weight for each corpus of the plan's mixture")
+    corpora: tuple[Path, ...] = Field((), description="corpus folders, where the plan's own paths moved")
+    cost_model: Text | None = Field(None, description="the plan's cost table, where it was made with one")
+    workers: Count = Field(1, description="threads that draw documents ahead")
+
+    def to_extension(self) -> Extension:
+        """Return what the planner takes; it has the rules between fields and the plan."""
+        from ringfeed.pipeline.planner.extend import Extension
+
+        given: dict[str, Any] = {"workers": self.workers}
+        if self.corpora:
+            given["corpora"] = self.corpora
+        if self.cost_model is not None:
+            given["cost_model"] = cost_model_of(self.cost_model)
+        return Extension(
+            plan=self.plan,
+            output=self.output,
+            from_step=self.from_step,
+            epochs=self.epochs,
+            steps=self.steps,
+            mixture=None if self.mixture is None else read_mixture(self.mixture),
+            weights=self.weights or None,
+            given=given,
+        )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.mixture is not None and self.weights:
+            raise ValueError(_TWO_WAYS)
+        self.to_extension()
         return self
 
 

@@ -92,6 +92,10 @@ class PlanSource(LocalSource):
         return self._corpora.names
 
     @property
+    def replaced_steps(self) -> tuple[tuple[int, int], ...]:
+        return self._plan.replaced_steps
+
+    @property
     def num_documents(self) -> int:
         return self._corpora.num_documents
 

@@ -14,7 +14,7 @@ from typing import Any
 from ringfeed.pipeline.manifest import fingerprint
 from ringfeed.pipeline.mixture_recipe import MixtureRecipe
 
-__all__ = ["PLANNER_VERSION", "Recipe", "SourceRef"]
+__all__ = ["PLANNER_VERSION", "Recipe", "RecipeSegment", "SourceRef"]
 
 PLANNER_VERSION = 1
 """Raised whenever the same options would give other steps."""
@@ -102,3 +102,20 @@ class Recipe:
         sources = tuple(SourceRef(**source) for source in values["sources"])
         mixture = None if values["mixture"] is None else MixtureRecipe.from_json(values["mixture"])
         return cls(**{**values, "sources": sources, "mixture": mixture})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecipeSegment:
+    """The recipe of the steps from ``first_step`` on: one, and one more for each change of weights."""
+
+    first_step: int
+    recipe: Recipe
+
+    def to_json(self) -> dict[str, Any]:
+        """Return JSON-able values; ``from_json`` is the way back."""
+        return {"first_step": self.first_step, "recipe": self.recipe.to_json()}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "RecipeSegment":
+        """Rebuild what ``to_json()`` gave; errors as ``Recipe.from_json``."""
+        return cls(first_step=int(values["first_step"]), recipe=Recipe.from_json(values["recipe"]))

@@ -138,6 +138,7 @@ def shards_manifest(plan: Plan, task: ShardTask, files: Sequence[FileEntry]) -> 
             "slate_size": plan.slate_size,
             "recipe_fingerprint": plan.recipe_fingerprint,
             "sources": list(plan.sources),
+            "replaced_steps": [list(pair) for pair in plan.replaced_steps],
             "num_documents": sum(source.num_documents for source in plan.recipe.sources),
             "overlay": made_from["overlay"],
             "max_slots": plan.largest_num_pieces + 1,

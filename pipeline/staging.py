@@ -36,6 +36,7 @@ _STAGING = ".staging"
 _LOCK = "writer.lock"
 _REQUEST = "made_from.json"
 _TEMPORARY_SUFFIX = ".tmp"
+_REPLACED = "replaced"
 
 
 @contextmanager
@@ -73,7 +74,9 @@ class StagedFolder:
     resumed: bool
     """An earlier writer with the same request has been here; what it finished is in ``path``."""
 
-    def __init__(self, output: Path, *, format: str, made_from: Mapping[str, Any]) -> None:
+    def __init__(
+        self, output: Path, *, format: str, made_from: Mapping[str, Any], replaces: str | None = None
+    ) -> None:
         self.output = output
         self.path = output.with_name(output.name + PARTIAL_SUFFIX)
         self.scratch = self.path / _STAGING
@@ -81,29 +84,44 @@ class StagedFolder:
         self.resumed = False
         self._format = format
         self._request = json.loads(canonical_json(made_from))
+        self._replaces = replaces
         self._lock: int | None = None
 
     @classmethod
-    def open(cls, output: Path, *, format: str, made_from: Mapping[str, Any]) -> Self:
+    def open(
+        cls, output: Path, *, format: str, made_from: Mapping[str, Any], replaces: str | None = None
+    ) -> Self:
         """Become the writer of ``output``, or find it finished.
 
         Args:
             output: the folder to make; its parent is made if needed.
             format: as in ``Manifest.format``.
             made_from: JSON-able; all that decides the output. A rerun must have the same.
+            replaces: fingerprint of a finished folder at ``output`` that this one takes the place of.
 
         Raises:
             ValueError: if the output, finished or partial, is of another request (with the
                 difference and the way out), is something else, or has a writer now.
         """
         # Through the real path: "x/", "." and links must all mean one partial folder.
-        staged = cls(Path(os.path.realpath(output)), format=format, made_from=made_from)
+        real = Path(os.path.realpath(output))
+        staged = cls(real, format=format, made_from=made_from, replaces=replaces)
         try:
             staged._enter()
         except BaseException:
             staged.close()
             raise
         return staged
+
+    @classmethod
+    def recover(cls, output: Path, *, format: str) -> None:
+        """Give a folder its name that was whole when its writer was killed while replacing another one."""
+        staged = cls(Path(os.path.realpath(output)), format=format, made_from={})
+        if staged.output.exists() or not (staged.path / MANIFEST_NAME).exists():
+            return
+        if staged._take_lock() and (staged.path / MANIFEST_NAME).exists():
+            staged._rename()
+        staged.close()
 
     def __enter__(self) -> Self:
         return self
@@ -160,7 +178,7 @@ class StagedFolder:
             if self._find_finished():
                 return
             self.scratch.mkdir(parents=True, exist_ok=True)
-            if self._take_lock() and not (self.output / MANIFEST_NAME).exists():
+            if self._take_lock() and not self._is_finished_by_another():
                 break
             self.close()
         self._compare_request()
@@ -176,10 +194,17 @@ class StagedFolder:
         if not (self.output / MANIFEST_NAME).exists():
             raise ValueError(f"{self.output} exists and is not ringfeed's; choose another output")
         manifest = read_manifest(self.output, format=self._format)
+        if manifest.fingerprint == self._replaces:
+            return False
         _refuse_other(manifest.request or manifest.made_from, self._request, what=f"{self.output} exists and")
         self.finished = manifest
         shutil.rmtree(self.output / _STAGING, ignore_errors=True)
         return True
+
+    def _is_finished_by_another(self) -> bool:
+        if not (self.output / MANIFEST_NAME).exists():
+            return False
+        return read_manifest(self.output, format=self._format).fingerprint != self._replaces
 
     def _take_lock(self) -> bool:
         """Lock the partial folder. False if it got its final name, or was discarded, meanwhile."""
@@ -219,6 +244,9 @@ class StagedFolder:
             path.unlink()
 
     def _rename(self) -> None:
+        if self._replaces is not None and self.output.exists():
+            # Killed between the two renames, ``recover`` finds the new folder whole and gives it its name.
+            self.output.replace(self.scratch / _REPLACED)
         self.path.replace(self.output)
         _sync(self.output.parent)
         # Only now: until the rename, the lock keeps others out and the journal lets them go on.

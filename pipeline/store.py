@@ -98,6 +98,10 @@ class FileStore(LocalSource):
         return tuple(self.manifest.facts["sources"])
 
     @property
+    def replaced_steps(self) -> tuple[tuple[int, int], ...]:
+        return tuple((first, end) for first, end in self.manifest.facts["replaced_steps"])
+
+    @property
     def num_documents(self) -> int:
         return int(self.manifest.facts["num_documents"])
 

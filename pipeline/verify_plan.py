@@ -78,7 +78,7 @@ def open_planned_documents(plan: Plan) -> tuple[DocumentTable | None, list[Findi
 def _chain_faults(plan: Plan, block: Block) -> list[str]:
     """Return the first step whose rows are not what its chain value says."""
     chain = block.facts.previous_chain
-    segments = {step: recipe.fingerprint for step, recipe in plan.segments[1:]}
+    segments = {segment.first_step: segment.recipe.fingerprint for segment in plan.segments[1:]}
     for step, stored in enumerate(block.facts.chains, start=block.facts.first_step):
         first, last = block.row_range(step)
         rows = block.rows.step_packs(first, last, chain="")

@@ -120,6 +120,11 @@ class RankSource(Protocol):
         ...
 
     @property
+    def replaced_steps(self) -> tuple[tuple[int, int], ...]:
+        """Ranges of steps (first, end) that other ones took the place of when the plan was extended."""
+        ...
+
+    @property
     def overlay_digest(self) -> str:
         """Digest of the skip list that the views were made with, or ``NO_OVERLAY``."""
         ...

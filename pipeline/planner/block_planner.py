@@ -5,7 +5,7 @@ Out:  blocks, snapshots and losses in the folder (``writer.py``); how far it is 
 """
 
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from ringfeed.pipeline.planner.documents import DocumentTable
@@ -14,6 +14,7 @@ from ringfeed.pipeline.planner.piece_stream import DrawRule
 from ringfeed.pipeline.planner.rows import window_rows
 from ringfeed.pipeline.planner.windows import Window, plan_windows
 from ringfeed.pipeline.planner.writer import PlanWriter, WriteRule, find_progress
+from ringfeed.pipeline.recipe import RecipeSegment
 
 __all__ = ["BlocksDone", "PlanTask", "plan_blocks"]
 
@@ -29,8 +30,28 @@ class PlanTask:
     """What the draw follows, by step."""
     beginning: str
     """Chain value before the first step: fingerprint of the first recipe segment."""
-    segments: Mapping[int, str] = field(default_factory=dict)
+    segments: Mapping[int, str]
     """Fingerprints of the later recipe segments by their first steps."""
+
+    @classmethod
+    def of(
+        cls,
+        options: PlanOptions,
+        documents: DocumentTable,
+        *,
+        rules: Sequence[DrawRule],
+        segments: Sequence[RecipeSegment],
+        folder: Path,
+    ) -> "PlanTask":
+        """Return the task of planning ``segments`` into ``folder``."""
+        return cls(
+            folder=folder,
+            documents=documents,
+            options=options,
+            rules=rules,
+            beginning=segments[0].recipe.fingerprint,
+            segments={segment.first_step: segment.recipe.fingerprint for segment in segments[1:]},
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,18 +6,27 @@ Out:  ``DrawRule``s by step (``piece_stream.py``), and the ``BlockFeed`` that th
 
 from collections.abc import Sequence
 
+from ringfeed.pipeline.mixture_recipe import MixtureRecipe
 from ringfeed.pipeline.planner.block_feed import BlockFeed
 from ringfeed.pipeline.planner.documents import DocumentTable
 from ringfeed.pipeline.planner.drawn_blocks import BlockMaker, LaneOrder
 from ringfeed.pipeline.planner.mixture import resolve_mixture
 from ringfeed.pipeline.planner.options import PlanOptions
 from ringfeed.pipeline.planner.piece_stream import DrawRule
+from ringfeed.pipeline.recipe import RecipeSegment
 
 __all__ = ["draw_rules", "open_feed", "rule_at"]
 
 
-def draw_rules(documents: DocumentTable, options: PlanOptions) -> tuple[DrawRule, ...]:
+def draw_rules(
+    documents: DocumentTable, options: PlanOptions, *, segments: Sequence[RecipeSegment] = ()
+) -> tuple[DrawRule, ...]:
     """Return what the draw follows, in step order.
+
+    Args:
+        documents: what is drawn from.
+        options: what the last steps follow, and where they end.
+        segments: those of an extended plan, the last one with the mixture of ``options``.
 
     Raises:
         ValueError: if the mixture does not fit the corpora, or the plan would never end.
@@ -28,7 +37,18 @@ def draw_rules(documents: DocumentTable, options: PlanOptions) -> tuple[DrawRule
             "the plan would never end: sources repeat and none stops it; pass --steps N, or give a source "
             "`exhausted: stop`"
         )
-    return (DrawRule(mixture=resolved.recipe, stops_after=resolved.stops_after),)
+    # In earlier segments nothing stopped the draw: the plan went on.
+    earlier = [
+        DrawRule(
+            first_step=segment.first_step,
+            mixture=segment.recipe.mixture or MixtureRecipe.concatenated(),
+            stops_after=(None,) * resolved.recipe.num_sources,
+        )
+        for segment in segments[:-1]
+    ]
+    first_step = segments[-1].first_step if segments else 0
+    last = DrawRule(first_step=first_step, mixture=resolved.recipe, stops_after=resolved.stops_after)
+    return (*earlier, last)
 
 
 def rule_at(rules: Sequence[DrawRule], step: int) -> DrawRule:

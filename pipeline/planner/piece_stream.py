@@ -152,10 +152,11 @@ class PieceStream:
         ]
         if sum(weights) != WEIGHT_UNIT:
             weights = list(apportion(weights))
+        limit = mixture.limit_at(step) if mixture.long_documents is LongDocuments.DEFER else None
         shares = []
         for source, weight in zip(self._sources, weights, strict=True):
             if weight:
-                shares += self._lane_shares(source, weight, mixture.limit_at(step))
+                shares += self._lane_shares(source, weight, limit)
         return shares
 
     def _lane_shares(self, source: _Source, weight: int, limit: int | None) -> list[_Share]:

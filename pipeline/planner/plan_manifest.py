@@ -5,7 +5,7 @@ Out:  ``Recipe``, the request of a ``StagedFolder`` (``pipeline/staging.py``), `
 """
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from ringfeed.pipeline.planner.documents import DocumentTable
 from ringfeed.pipeline.planner.mixture import resolve_mixture
 from ringfeed.pipeline.planner.options import PlanOptions
 from ringfeed.pipeline.planner.report import measure_plan
-from ringfeed.pipeline.recipe import Recipe
+from ringfeed.pipeline.recipe import Recipe, RecipeSegment
 
 __all__ = ["finished_manifest", "plan_recipe", "plan_request", "source_facts"]
 
@@ -63,14 +63,20 @@ def plan_recipe(options: PlanOptions, documents: DocumentTable) -> Recipe:
     )
 
 
-def plan_request(options: PlanOptions, recipe: Recipe) -> dict[str, Any]:
-    """Return all that decides the files of the plan, JSON-able."""
+def plan_request(options: PlanOptions, segments: Sequence[RecipeSegment]) -> dict[str, Any]:
+    """Return all that decides the files of the plan, JSON-able.
+
+    Args:
+        options: where the plan ends, and how its blocks are cut.
+        segments: what shapes its steps.
+    """
     return {
-        "segments": [{"first_step": 0, "recipe": recipe.to_json()}],
+        "segments": [segment.to_json() for segment in segments],
         "epochs": options.epochs,
         "steps": options.steps,
         "mixture": None if options.mixture is None else options.mixture.to_json(),
         "block_limits": {"steps": options.block_limits.steps, "pieces": options.block_limits.pieces},
+        "extensions": [],
     }
 
 

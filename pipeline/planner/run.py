@@ -6,12 +6,13 @@ Out:  the plan folder, by one rename (``pipeline/staging.py``), and a ``PlanRepo
 Killed at any moment, the same call goes on at the last finished block and ends with the same bytes.
 """
 
+from ringfeed.pipeline.planner.extend import Extension
 from ringfeed.pipeline.planner.options import PlanOptions
 from ringfeed.pipeline.planner.report import PlanReport
 from ringfeed.pipeline.planner.session import PlanSession
 from ringfeed.pipeline.progress import Progress, SilentProgress
 
-__all__ = ["run_plan"]
+__all__ = ["run_extension", "run_plan"]
 
 
 def run_plan(options: PlanOptions, *, progress: Progress | None = None) -> PlanReport:
@@ -26,5 +27,17 @@ def run_plan(options: PlanOptions, *, progress: Progress | None = None) -> PlanR
     if options.strategy is not options.balance:
         progress.log(f"balance={options.balance} is not there yet: planned with {options.strategy}")
     with PlanSession.open(options) as session:
+        session.advance(progress=progress)
+        return session.report()
+
+
+def run_extension(extension: Extension, *, progress: Progress | None = None) -> PlanReport:
+    """Make a finished plan longer; nothing is done where it is that long already.
+
+    Raises:
+        ValueError: if the plan cannot go on like that, with what may change.
+        CorruptDataError: if the plan or a corpus is damaged.
+    """
+    with PlanSession.extend(extension) as session:
         session.advance(progress=progress)
         return session.report()

@@ -7,19 +7,22 @@ Out:  blocks in ``PLAN.partial``; at the end the finished plan, by one rename (`
 Killed at any moment, a session with the same options goes on at the last finished block.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
 
-from ringfeed.pipeline.plan import PLAN_FORMAT
+from ringfeed.pipeline.plan import PLAN_FORMAT, Plan
 from ringfeed.pipeline.planner.advice import padding_advice
 from ringfeed.pipeline.planner.block_planner import BlocksDone, PlanTask, plan_blocks
 from ringfeed.pipeline.planner.documents import open_documents
 from ringfeed.pipeline.planner.draw_rules import draw_rules
+from ringfeed.pipeline.planner.extend import Extension, extend_plan
 from ringfeed.pipeline.planner.options import PlanOptions
 from ringfeed.pipeline.planner.plan_manifest import finished_manifest, plan_recipe, plan_request
 from ringfeed.pipeline.planner.report import PlanReport
 from ringfeed.pipeline.progress import Progress, SilentProgress
+from ringfeed.pipeline.recipe import RecipeSegment
 from ringfeed.pipeline.staging import StagedFolder
 
 __all__ = ["PlanSession"]
@@ -29,7 +32,7 @@ class PlanSession:
     """The one planner of a plan. Use ``open`` as a context manager; leaving early keeps finished blocks."""
 
     def __init__(self, task: PlanTask, *, staged: StagedFolder, request: dict[str, Any]) -> None:
-        """Use ``PlanSession.open``."""
+        """Use ``PlanSession.open`` or ``PlanSession.extend``."""
         self._task = task
         self._staged = staged
         self._request = request
@@ -48,22 +51,36 @@ class PlanSession:
             CorruptDataError: if a corpus is damaged.
         """
         documents = open_documents(options)
-        recipe = plan_recipe(options, documents)
+        segments = (RecipeSegment(first_step=0, recipe=plan_recipe(options, documents)),)
         rules = draw_rules(documents, options)
-        request = plan_request(options, recipe)
+        request = plan_request(options, segments)
         staged = StagedFolder.open(options.output, format=PLAN_FORMAT, made_from=request)
-        task = PlanTask(
-            folder=staged.path,
-            documents=documents,
-            options=options,
-            rules=rules,
-            beginning=recipe.fingerprint,
-        )
-        try:
+        with _closed_on_error(staged):
+            task = PlanTask.of(options, documents, rules=rules, segments=segments, folder=staged.path)
             return cls(task, staged=staged, request=request)
-        except BaseException:
-            staged.close()
-            raise
+
+    @classmethod
+    def extend(cls, extension: Extension) -> Self:
+        """Become the planner who makes a finished plan longer, or find that done.
+
+        Raises:
+            ValueError: if the plan cannot go on like that, with what may change; or as ``open``.
+            CorruptDataError: if the plan or a corpus is damaged.
+        """
+        StagedFolder.recover(extension.plan, format=PLAN_FORMAT)
+        longer = extend_plan(Plan.open(extension.plan), extension)
+        options, base = longer.options, longer.base
+        rules = draw_rules(longer.documents, options, segments=longer.segments)
+        request = longer.request()
+        replaces = base.manifest.fingerprint if longer.changes else None
+        staged = StagedFolder.open(options.output, format=PLAN_FORMAT, made_from=request, replaces=replaces)
+        with _closed_on_error(staged):
+            if staged.finished is None:
+                longer.keep_blocks(staged.path)
+            task = PlanTask.of(
+                options, longer.documents, rules=rules, segments=longer.segments, folder=staged.path
+            )
+            return cls(task, staged=staged, request=request)
 
     def __enter__(self) -> Self:
         return self
@@ -129,6 +146,15 @@ class PlanSession:
         manifest = finished_manifest(task, done, request=self._request, output=self._staged.output)
         self._staged.publish(manifest)
         self.manifest = manifest
+
+
+@contextmanager
+def _closed_on_error(staged: StagedFolder) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        staged.close()
+        raise
 
 
 class _Shown:

@@ -11,8 +11,9 @@ from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from ringfeed.pipeline.plan import Plan
+from ringfeed.pipeline.planner.extend import Extension
 from ringfeed.pipeline.planner.options import BlockLimits, PlanOptions
-from ringfeed.pipeline.planner.run import run_plan
+from ringfeed.pipeline.planner.run import run_extension, run_plan
 
 balances = st.sampled_from(
     [
@@ -134,3 +135,26 @@ def test_the_flush_begins_with_a_block_of_its_own(lengths, recipe):
 
         assert short.num_blocks <= 2
         assert short.chain(before - 1) == long.chain(before - 1)
+
+
+@few_examples
+@given(lengths=lengths_lists, recipe=recipes, limits=limits, kills=st.lists(st.integers(1, 12), max_size=3))
+def test_an_extended_plan_has_the_chain_of_one_made_at_once(lengths, recipe, limits, kills):
+    epochs = recipe["epochs"] + 1
+    with tempfile.TemporaryDirectory() as folder:
+        at_once = plan(folder, lengths, name="at-once", **{**recipe, "epochs": epochs})
+        short = plan(folder, lengths, name="plan", block_limits=limits, **recipe)
+        extension = Extension(plan=short.path, epochs=epochs)
+        for kill_at in kills:
+            with suppress(Killed), mock.patch.object(Path, "replace", dying(kill_at)):
+                run_extension(extension)
+        run_extension(extension)
+        longer = Plan.open(short.path)
+
+        assert [longer.chain(i) for i in range(longer.num_steps)] == [
+            at_once.chain(i) for i in range(at_once.num_steps)
+        ]
+        assert {name: longer.report[name] for name in COUNTED} == {n: at_once.report[n] for n in COUNTED}
+
+
+COUNTED = ("tokens", "pieces", "split", "empty", "dropped", "truncated_tokens", "displacement_max")

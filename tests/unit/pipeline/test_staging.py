@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -194,3 +195,65 @@ def test_an_error_while_writing_leaves_the_old_file(tmp_path):
         write_half()
     assert path.read_text() == "old"
     assert [entry.name for entry in tmp_path.iterdir()] == ["rows.bin"]
+
+
+def finished(output, request=REQUEST):
+    with open_staged(output, request) as staged:
+        write_one(staged)
+        publish(staged, request)
+    return read_manifest(output, format=PLAN)
+
+
+def replacing(output, old):
+    return StagedFolder.open(output, format=PLAN, made_from={"seed": 2}, replaces=old.fingerprint)
+
+
+def test_a_folder_that_is_replaced_stays_until_the_new_one_is_whole(tmp_path):
+    old = finished(tmp_path / "plan")
+    with replacing(tmp_path / "plan", old) as staged:
+        write_one(staged)
+        assert read_manifest(tmp_path / "plan", format=PLAN) == old
+        publish(staged, {"seed": 2})
+
+    assert read_manifest(tmp_path / "plan", format=PLAN).made_from == {"seed": 2}
+    assert [path.name for path in tmp_path.iterdir()] == ["plan"]
+    assert sorted(path.name for path in (tmp_path / "plan").iterdir()) == ["manifest.json", "rows.bin"]
+
+
+def test_only_the_folder_that_was_meant_is_replaced(tmp_path):
+    old = finished(tmp_path / "plan")
+    finished(tmp_path / "other", {"seed": 3})
+    with pytest.raises(ValueError, match="was made from something else"):
+        replacing(tmp_path / "other", old)
+
+
+def test_killed_between_the_two_renames_the_new_folder_gets_its_name(tmp_path, monkeypatch):
+    old = finished(tmp_path / "plan")
+    calls = []
+    replace = Path.replace
+
+    def dying(self, target):
+        if target == tmp_path / "plan":
+            raise KeyboardInterrupt
+        calls.append(target)
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", dying)
+    with replacing(tmp_path / "plan", old) as staged:
+        write_one(staged)
+        with pytest.raises(KeyboardInterrupt):
+            publish(staged, {"seed": 2})
+    monkeypatch.undo()
+    assert not (tmp_path / "plan").exists()
+    StagedFolder.recover(tmp_path / "plan", format=PLAN)
+
+    assert read_manifest(tmp_path / "plan", format=PLAN).made_from == {"seed": 2}
+    assert [path.name for path in tmp_path.iterdir()] == ["plan"]
+
+
+def test_there_is_nothing_to_recover_from_half_a_folder(tmp_path):
+    with open_staged(tmp_path / "plan") as staged:
+        write_one(staged)
+    StagedFolder.recover(tmp_path / "plan", format=PLAN)
+
+    assert not (tmp_path / "plan").exists()

@@ -50,6 +50,8 @@ def test_another_run_has_another_fingerprint(plan, make_plan, open_source, facts
         ("sources", "prose"),
         ("sources", [1]),
         ("is_growing", 1),
+        ("replaced_steps", [[1]]),
+        ("replaced_steps", [[1, "2"]]),
         ("recipe_fingerprint", None),
         ("spec", []),
         ("spec", {}),
