@@ -41,12 +41,14 @@ PACKS_PER_STEP = 8
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Two corpora of different token widths, and a skip list."""
+    """Two corpora of different token widths, one with masks, and a skip list."""
     folder = tmp_path_factory.mktemp("run")
-    rng = np.random.default_rng(2)
+    rng, trained = np.random.default_rng(2), np.random.default_rng(3)
     for name, top, count in (("small", 300, 120), ("large", 90_000, 60)):
         documents = [rng.integers(0, top, n) for n in rng.integers(1, 200, count)]
-        write_corpus(folder / name, documents, name=name, pad_id=5)
+        # Partly trained on in one of them.
+        masks = [trained.random(len(d)) < 0.5 for d in documents] if name == "small" else None
+        write_corpus(folder / name, documents, name=name, masks=masks, pad_id=5)
     (folder / "skip.txt").write_text("3\n77\n131\n")
     return folder
 

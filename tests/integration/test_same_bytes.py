@@ -6,6 +6,7 @@ runs, kernels or Arrow.
 
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -42,8 +43,11 @@ def runs(draw):
     lengths = draw(st.lists(st.integers(1, 90), min_size=1, max_size=25))
     rng = np.random.default_rng(draw(st.integers(0, 99)))
     documents = [rng.integers(0, 30, length) for length in lengths]
+    # Which tokens are trained on, in the first corpus; in the second one all are.
+    share = draw(st.sampled_from([0.3, 0.9]))
     return {
         "documents": documents,
+        "masks": [rng.random(length) < share for length in lengths],
         "first_corpus": draw(st.integers(0, len(lengths))),
         "balance": draw(st.sampled_from(["best_fit", "in_order", "concat"])),
         "seed": draw(st.sampled_from([None, 3])),
@@ -81,15 +85,14 @@ def test_plan_and_files_give_the_same_right_bytes(layout, run, cp_size):
 def make_plan(folder, run):
     cut = run["first_corpus"]
     paths = []
-    for name, documents, dtype in (
-        ("narrow", run["documents"][:cut], "uint16"),
-        ("wide", run["documents"][cut:], "int32"),
+    for name, documents, dtype, masks in (
+        ("narrow", run["documents"][:cut], "uint16", run["masks"][:cut]),
+        ("wide", run["documents"][cut:], "int32", None),
     ):
         if documents:
             # Small token files: a pack then reads from several.
-            write_corpus(
-                folder / name, documents, name=name, pad_id=PAD, token_dtype=dtype, token_file_bytes=256
-            )
+            facts: dict[str, Any] = {"pad_id": PAD, "token_dtype": dtype, "token_file_bytes": 256}
+            write_corpus(folder / name, documents, name=name, masks=masks, **facts)
             paths.append(folder / name)
     options = PlanOptions(
         output=folder / "plan",
@@ -169,6 +172,8 @@ def reference_pack(pieces, run, multiple):
         for i in range(start, start + length) if not skipped else ():
             at_border = i + 1 == start + length
             has_label = i + 1 < len(words) and not (at_border and run["boundary_label"] == "ignore")
+            if has_label and document < run["first_corpus"]:
+                has_label = bool(run["masks"][document][i + 1])
             position = i if run["positions"] == "continue" else i - start
             tokens.append((words[i], words[i + 1] if has_label else -100, position, False))
         if skipped:
