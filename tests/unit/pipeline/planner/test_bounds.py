@@ -160,3 +160,9 @@ def test_documents_of_more_than_half_a_pack_come_a_few_to_a_step():
     pieces = summed([(6, 50)] * 6)
     assert least_work(pieces, pack_tokens=10, packs_per_step=2, dp_size=2) == 150
     assert least_work(pieces, pack_tokens=10, packs_per_step=2, dp_size=1) == 300
+
+
+def test_several_large_documents_on_a_rank_count_no_more_than_their_best_deal():
+    # Two ranks of three packs in one step: 3 + 3 on one, 2 + 2 + 2 on the other.
+    pieces = summed([(8, 3), (8, 3), (7, 2), (7, 2), (7, 2)])
+    assert least_work(pieces, pack_tokens=10, packs_per_step=6, dp_size=2) == 6
