@@ -52,14 +52,9 @@ PLANNERS: dict[str, dict[str, Any]] = {
     "work, fixed": {"balance": "work"},
     "work, variable, cap 1.02": {**VARIABLE, "room": 1.02},
     "work, variable, cap 8/7": {**VARIABLE, "room": 8 / 7},
+    "work, variable, cap 2 in eighths": {**VARIABLE, "room": 2, "length_buckets": "eighths"},
+    "work, variable, cap 2 in powers": {**VARIABLE, "room": 2, "length_buckets": "powers_of_two"},
     "work, variable, 8 packs, a budget": {**VARIABLE, "room": 4, "share": 4, "work_budget": LONGEST_COST},
-    "the same in powers of two": {
-        **VARIABLE,
-        "room": 4,
-        "share": 4,
-        "work_budget": LONGEST_COST,
-        "length_buckets": "powers_of_two",
-    },
 }
 """Options; ``room``: the longest pack, and ``share``: the mean one, in packs of ``PACK_TOKENS``."""
 

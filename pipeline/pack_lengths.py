@@ -38,6 +38,8 @@ class LengthBuckets(StrEnum):
     """Any multiple that the layout can split."""
     POWERS_OF_TWO = "powers_of_two"
     """Powers of two; where the layout cannot split one, the next multiple that it can."""
+    EIGHTHS = "eighths"
+    """One to eight eighths of the budget, each rounded up to a multiple that the layout can split."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,6 +82,11 @@ class PackLengths:
         )
 
     @property
+    def eighth(self) -> int:
+        """Return the step between buckets of ``eighths``."""
+        return -(-self.budget // (8 * self.multiple)) * self.multiple
+
+    @property
     def padding(self) -> int:
         """Return T of the all-padding pack: the smallest there is."""
         return self.of_pack(0)
@@ -102,5 +109,7 @@ class PackLengths:
             # Exact: x - 1 = f * 2^e with 0.5 <= f < 1, so 2^e is the first power of at least x.
             _, exponents = np.frexp((wanted - 1).astype(np.float64))
             wanted = np.left_shift(np.int64(1), exponents.astype(np.int64))
+        elif self.buckets is LengthBuckets.EIGHTHS:
+            wanted = -(-wanted // self.eighth) * self.eighth
         rounded: Int64Array = -(-wanted // self.multiple) * self.multiple
         return np.minimum(rounded, np.int64(self.budget))

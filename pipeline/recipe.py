@@ -39,7 +39,7 @@ class Recipe:
     pack_shape: str
     """``fixed`` or ``variable``."""
     length_buckets: str
-    """``none`` or ``powers_of_two``."""
+    """``none``, ``powers_of_two`` or ``eighths``."""
     pad_multiple: int
     packs_per_step: int
     slate_size: int

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ringfeed.pipeline.pack_lengths import LengthBuckets, PackLengths
 from ringfeed.pipeline.planner.cost import CostModel
 from ringfeed.pipeline.planner.packing import Packing, Pool, group_by_pack
 from ringfeed.pipeline.planner.stream import UNKNOWN_STEP
@@ -39,11 +40,9 @@ _TOLERANCE = 50
 class VariableShape:
     """The sizes that packing works with."""
 
-    pack_tokens: int
     packs_per_step: int
     slate_size: int
-    bucket_multiple: int
-    """What powers of two are rounded up to; 0 where packs may have any length."""
+    lengths: PackLengths
     cost_model: CostModel
     work: VariableWork
 
@@ -70,12 +69,13 @@ def _rules(pool: Pool, costs: Int64, shape: VariableShape) -> StepRules:
     return StepRules(
         packs=shape.packs_per_step,
         ranks=shape.slate_size,
-        capacity=shape.pack_tokens,
+        capacity=shape.lengths.budget,
         budget=_NO_BUDGET // shape.packs_per_step if budget is None else budget,
         target=target,
         delay=shape.work.max_delay,
         outlier=even * part // parts,
         tolerance=even * (shape.packs_per_step // shape.slate_size) // _TOLERANCE,
-        bucket_multiple=shape.bucket_multiple,
+        bucket_multiple=0 if shape.lengths.buckets is LengthBuckets.NONE else shape.lengths.multiple,
+        bucket_step=shape.lengths.eighth if shape.lengths.buckets is LengthBuckets.EIGHTHS else 0,
         final=pool.final,
     )

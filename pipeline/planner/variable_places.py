@@ -147,25 +147,34 @@ def place_in_order(pool: PoolPieces, members: Int64, packs: Packs, rules: StepRu
 
 @njit(cache=True, nogil=True)
 def bucket_limits(pool: PoolPieces, members: Int64, where: Int64, packs: Packs, rules: StepRules) -> Int64:
-    """Return the bucket that each pack is nearest to, but no smaller than its largest piece: int64 [K]."""
+    """Return a bucket for each pack: int64 [K].
+
+    It is the next one above or below what the pack has, whichever keeps the slots of its rank closer to what
+    they are, and holds its largest piece.
+    """
     largest = np.zeros(rules.packs, np.int64)
     for turn in range(len(members)):
         if where[turn] != LEFT:
             largest[where[turn]] = max(largest[where[turn]], pool.slots[members[turn]])
     limits = np.empty(rules.packs, np.int64)
+    apart = np.zeros(rules.ranks, np.int64)
     for pack in range(rules.packs):
         used = packs.used[pack]
         above = _bucket(used, rules)
-        below = _bucket(above // 2, rules)
-        limits[pack] = below if used - below < above - used and largest[pack] <= below else above
+        below = _bucket(above - rules.bucket_step if rules.bucket_step else above // 2, rules)
+        rank = pack % rules.ranks
+        is_closer = abs(apart[rank] + below - used) < abs(apart[rank] + above - used)
+        limits[pack] = below if is_closer and largest[pack] <= below else above
+        apart[rank] += limits[pack] - used
     return limits
 
 
 @njit(cache=True, nogil=True)
 def _bucket(slots: int, rules: StepRules) -> int:
     """Return the length of a pack that takes ``slots``, as ``PackLengths`` says it."""
-    power = 1
-    while power < slots:
-        power *= 2
-    multiple = rules.bucket_multiple
-    return min(-(-power // multiple) * multiple, rules.capacity)
+    multiple, length = rules.bucket_multiple, 1
+    if rules.bucket_step:
+        length = -(-max(slots, 1) // rules.bucket_step) * rules.bucket_step
+    while length < slots:
+        length *= 2
+    return min(-(-length // multiple) * multiple, rules.capacity)

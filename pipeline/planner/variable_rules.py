@@ -46,6 +46,8 @@ class StepRules(NamedTuple):
     tolerance: int
     """Work by which the pieces of a group may differ."""
     bucket_multiple: int
-    """What powers of two are rounded up to; 0: packs may have any length."""
+    """What buckets are rounded up to; 0: packs may have any length."""
+    bucket_step: int
+    """Between even buckets; 0 for powers of two."""
     final: bool
     """Nothing comes after this pool."""

@@ -14,7 +14,6 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from ringfeed.pipeline.pack_lengths import LengthBuckets
 from ringfeed.pipeline.planner.block_feed import BlockFeed
 from ringfeed.pipeline.planner.cursors import StreamCursor
 from ringfeed.pipeline.planner.documents import DocumentTable
@@ -163,13 +162,10 @@ def _packer(options: PlanOptions) -> _Packer:
             pool_slots=shape.pool_slots,
             step_slots=options.packs_per_step * options.pack_tokens,
         )
-    lengths = options.pack_lengths
-    has_buckets = lengths.buckets is not LengthBuckets.NONE
     variable = VariableShape(
-        pack_tokens=options.pack_tokens,
         packs_per_step=options.packs_per_step,
         slate_size=options.packs_per_slate,
-        bucket_multiple=lengths.multiple if has_buckets else 0,
+        lengths=options.pack_lengths,
         cost_model=options.cost_model,
         work=options.variable,
     )

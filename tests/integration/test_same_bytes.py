@@ -35,6 +35,7 @@ from ringfeed.sharding.layouts import make_layout
 LAYOUTS = ["te", "head_tail", "contiguous", "whole_document", "magi", "identity"]
 PAD = 7
 BUCKETS = {"pack_shape": "variable", "length_buckets": "powers_of_two"}
+EIGHTHS = {"pack_shape": "variable", "length_buckets": "eighths"}
 
 
 @st.composite
@@ -53,7 +54,7 @@ def runs(draw):
         "seed": draw(st.sampled_from([None, 3])),
         "positions": draw(st.sampled_from(["restart", "continue"])),
         "boundary_label": draw(st.sampled_from(["next", "ignore"])),
-        "shape": draw(st.sampled_from([{}, {"pack_shape": "variable"}, BUCKETS])),
+        "shape": draw(st.sampled_from([{}, {"pack_shape": "variable"}, BUCKETS, EIGHTHS])),
         "skipped": draw(st.lists(st.integers(0, len(lengths) - 1), max_size=3)),
     }
 
@@ -188,5 +189,8 @@ def reference_length(footprint, shape, multiple):
     """Return T: the whole 64 slots, or the first length that holds the pack and can be split."""
     if not shape:
         return 64
-    wanted = [1, 2, 4, 8, 16, 32, 64] if shape == BUCKETS else range(1, 65)
+    # An eighth of 64, rounded up to a multiple.
+    eighth = next(t for t in range(8, 65) if t % multiple == 0)
+    steps = {str(BUCKETS): [1, 2, 4, 8, 16, 32, 64], str(EIGHTHS): [*range(eighth, 64, eighth), 64]}
+    wanted = steps.get(str(shape), range(1, 65))
     return next(t for t in wanted if t >= footprint and t % multiple == 0)

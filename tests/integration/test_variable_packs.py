@@ -132,7 +132,7 @@ def test_a_step_is_shown_with_the_length_of_each_pack(corpus, tmp_path, run):
         ([*WORK, "--window", 4, "--max-delay", 4], "max_delay=4 must be at least 0 and below window=4"),
         ([*VARIABLE, "--max-delay", 1], "only for pack_shape=variable with balance=work"),
         (["--pack-shape", "even"], "pack_shape='even': must be one of fixed, variable"),
-        ([*VARIABLE, "--length-buckets", "fours"], "must be one of none, powers_of_two"),
+        ([*VARIABLE, "--length-buckets", "fours"], "must be one of none, powers_of_two, eighths"),
     ],
 )
 def test_what_makes_no_sense_is_told_in_one_line(corpus, tmp_path, run, flags, message):

@@ -12,6 +12,7 @@ from ringfeed.pipeline.pack_lengths import LengthBuckets, PackLengths, PackShape
 FIXED: dict[str, Any] = {"shape": PackShape.FIXED}
 VARIABLE: dict[str, Any] = {"shape": PackShape.VARIABLE}
 BUCKETS: dict[str, Any] = {**VARIABLE, "buckets": LengthBuckets.POWERS_OF_TWO}
+EIGHTHS: dict[str, Any] = {**VARIABLE, "buckets": LengthBuckets.EIGHTHS}
 
 
 def lengths_of(footprints, *, budget=64, multiple=4, **asked):
@@ -43,6 +44,13 @@ def test_a_power_that_the_layout_cannot_split_gives_the_next_multiple():
     assert lengths_of([1, 8, 9, 20, 40], budget=66, multiple=6, **BUCKETS) == [6, 12, 18, 36, 66]
 
 
+def test_eighths_of_the_budget_are_rounded_up_to_what_can_be_split():
+    assert lengths_of([0, 1, 8, 9, 57, 64], **EIGHTHS) == [8, 8, 8, 16, 64, 64]
+    # An eighth of 90 is 11.25, which multiples of 6 hold as 12: seven of them, then the budget.
+    assert lengths_of([12, 13, 84, 85, 90], budget=90, multiple=6, **EIGHTHS) == [12, 24, 84, 90, 90]
+    assert len(set(lengths_of(range(1, 4097), budget=4096, **EIGHTHS))) == 8
+
+
 def test_the_budget_is_the_largest_bucket_of_any_run():
     # A slot budget given to a loader need not be a power of two.
     assert lengths_of([31, 33, 96], budget=96, **BUCKETS) == [32, 64, 96]
@@ -59,7 +67,7 @@ def test_powers_of_two_are_exact_to_the_largest_offset(power):
 @given(
     footprint=st.integers(0, 240),
     multiple=st.sampled_from([1, 2, 6, 8, 12]),
-    rule=st.sampled_from([VARIABLE, BUCKETS]),
+    rule=st.sampled_from([VARIABLE, BUCKETS, EIGHTHS]),
 )
 def test_a_length_holds_its_pack_and_can_be_split(footprint, multiple, rule):
     (length,) = lengths_of([footprint], budget=240, multiple=multiple, **rule)

@@ -19,6 +19,7 @@ def rules(**changes):
         "outlier": 50,
         "tolerance": 10,
         "bucket_multiple": 0,
+        "bucket_step": 0,
         "final": False,
     }
     return StepRules(**{**numbers, **changes})

@@ -102,6 +102,17 @@ def test_buckets_are_filled(plan_lengths):
     assert {made.plan.pack_lengths.of_pack(n) for n in sizes(made)[:-8]} <= {512, 1024, 2048}
 
 
+def test_eighths_are_filled_and_even(plan_lengths):
+    lengths = np.clip(np.random.default_rng(1).lognormal(3.0, 1.2, size=20_000), 1, 1024).astype(int)
+    asked = {"pack_tokens": 1024, "packs_per_step": 32, "slate_size": 8, "window": 8}
+    costs = {"cost_model": QuadraticCost(linear_tokens=192)}
+    made = planned(plan_lengths, lengths, **asked, **costs, length_buckets="eighths")
+
+    assert made.report.settled["fill"] > 0.99
+    assert made.report.settled["step_imbalance"] < 1.03
+    assert len({made.plan.pack_lengths.of_pack(n) for n in sizes(made)}) <= 8
+
+
 def test_ten_thousand_documents_cost_all_ranks_the_same(plan_lengths):
     lengths = np.clip(np.random.default_rng(1).lognormal(3.0, 1.2, size=20_000), 1, 1024).astype(int)
     asked = {"pack_tokens": 1024, "packs_per_step": 32, "slate_size": 8, "window": 8}
