@@ -21,14 +21,11 @@ Lengths are slot lengths: the pads behind a document are computed like its token
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import numpy as np
-
 from ringfeed.sharding.index_map import IndexMap
 from ringfeed.sharding.layout_contract import Layout, check_ranks, checked_offsets
 from ringfeed.sharding.offsets import as_real_offsets
 from ringfeed.sharding.piece_cost import CAUSAL, PieceCost
 from ringfeed.sharding.placement_kernels import place_documents
-from ringfeed.sharding.run_kernels import Int64Array, deal_runs
 
 __all__ = ["WholeDocumentLayout"]
 
@@ -68,37 +65,27 @@ class WholeDocumentLayout(Layout):
     def index_map(
         self, cu_seqlens_padded: Any, *, cp_size: int, cp_rank: int, cu_seqlens: Any = None
     ) -> IndexMap:
-        check_ranks(cp_size, cp_rank)
-        # Who gets a document depends on everyone's work, so there is no cheaper way to one share.
-        return self.index_maps(cu_seqlens_padded, cp_size=cp_size, cu_seqlens=cu_seqlens)[cp_rank]
+        return self._maps(cu_seqlens_padded, cu_seqlens, cp_size=cp_size, first_rank=cp_rank, num_ranks=1)[0]
 
     def index_maps(self, cu_seqlens_padded: Any, *, cp_size: int, cu_seqlens: Any = None) -> list[IndexMap]:
-        offsets = checked_offsets(self, cu_seqlens_padded, cp_size=cp_size)
+        return self._maps(cu_seqlens_padded, cu_seqlens, cp_size=cp_size, first_rank=0, num_ranks=cp_size)
+
+    def _maps(
+        self, cu_seqlens_padded: Any, cu_seqlens: Any, *, cp_size: int, first_rank: int, num_ranks: int
+    ) -> list[IndexMap]:
+        # Who gets a document depends on everyone's work, so all are placed also for one rank's share.
+        offsets = checked_offsets(self, cu_seqlens_padded, cp_size=cp_size, cp_rank=first_rank)
         num_tokens = int(offsets[-1])
         self.cost.check_range(num_tokens)
-        real_offsets = offsets if cu_seqlens is None else as_real_offsets(cu_seqlens, offsets)
-        is_real = np.diff(real_offsets) > 0
-        order, num_long, num_real = self._placing_order(np.diff(offsets), is_real, cp_size)
-        ranks, runs = place_documents(
+        runs, firsts, ends = place_documents(
             offsets,
-            order,
-            (num_long, num_real),
-            cp_size,
+            offsets if cu_seqlens is None else as_real_offsets(cu_seqlens, offsets),
+            (cp_size, first_rank, num_ranks),
+            self.threshold or max(1, num_tokens // (8 * cp_size)),
             (self.cost.per_token, self.cost.per_pair),
         )
-        dealt, firsts, ends = deal_runs(runs, ranks, np.argsort(runs[:, 0], kind="stable"), cp_size)
-        dealt.flags.writeable = False
+        runs.flags.writeable = False
         return [
-            IndexMap.from_merged(dealt[first:end], num_tokens, num_tokens // cp_size)
+            IndexMap.from_merged(runs[first:end], num_tokens, num_tokens // cp_size)
             for first, end in zip(firsts.tolist(), ends.tolist(), strict=True)
         ]
-
-    def _placing_order(self, slots: Int64Array, is_real: Any, cp_size: int) -> tuple[Int64Array, int, int]:
-        """Return the slots in placing order [N], how many of them are long, and how many real."""
-        threshold = self.threshold or max(1, int(slots.sum()) // (8 * cp_size))
-        is_long = is_real & (slots >= threshold)
-        long = np.flatnonzero(is_long)
-        longest_first = np.argsort(-slots, kind="stable")
-        short = longest_first[(is_real & ~is_long)[longest_first]]
-        empty = longest_first[~is_real[longest_first]]
-        return np.concatenate([long, short, empty]), len(long), len(long) + len(short)
