@@ -164,7 +164,7 @@ def make_layout(name: str, **options: Any) -> Layout:
     if not isinstance(name, str) or name not in _LAYOUTS:
         raise ValueError(f"unknown layout {name!r}; known: {', '.join(sorted(_LAYOUTS))}")
     layout: Any = _LAYOUTS[name]
-    known = [option.name for option in fields(layout)]
+    known = [option.name for option in fields(layout) if option.init]
     for option in options:
         if option not in known:
             raise ValueError(

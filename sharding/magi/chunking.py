@@ -45,8 +45,11 @@ class ChunkGrid:
 
     def runs(self) -> Int64Array:
         """Return start and length of every chunk, int64 [N, 2]; only the last one may be shorter."""
-        starts = np.arange(self.num_chunks, dtype=np.int64) * self.stride
-        return np.stack([starts, np.minimum(self.stride, self.padded_total - starts)], axis=1)
+        stride, num_chunks = self.stride, self.num_chunks
+        runs = np.full((num_chunks, 2), stride, dtype=np.int64)
+        runs[:, 0] = np.arange(0, num_chunks * stride, stride)
+        runs[-1:, 1] = self.padded_total - (num_chunks - 1) * stride
+        return runs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,7 +7,7 @@ Shapes: T slots in the chunk, T' with MagiAttention's padding, R ranks.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,15 +15,19 @@ import numpy as np
 from ringfeed.sharding.index_map import IndexMap
 from ringfeed.sharding.layout_contract import Layout, check_ranks
 from ringfeed.sharding.magi.chunking import ChunkRule
-from ringfeed.sharding.magi.masks import NO_WINDOW, DocumentMask, document_mask, varlen_slices
+from ringfeed.sharding.magi.masks import NO_WINDOW, DocumentMask, document_mask
 from ringfeed.sharding.magi.partition import MagiPartition, partition_stream
+from ringfeed.sharding.magi.slice_kernels import document_ranges
 from ringfeed.sharding.magi.slices import MaskKind, MaskSlices, SliceTuple
 from ringfeed.sharding.magi.solver import Solver
 from ringfeed.sharding.magi.solvers import make_solver, solver_names
 from ringfeed.sharding.offsets import as_offsets, as_real_offsets
+from ringfeed.sharding.run_kernels import Int64Array
 from ringfeed.sharding.window import read_sides
 
 __all__ = ["MagiLayout"]
+
+_NO_TOKENS = IndexMap(np.empty((0, 2), dtype=np.int64), 0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,14 +62,20 @@ class MagiLayout(Layout):
     """Of batch_topp_heap: chunks placed together. None: 1."""
     allocation_ratio: float | None = None
     """Of sorted_sequential_select: part of a slice that a rank gets at a time. None: 1."""
+    _rule: ChunkRule = field(init=False, repr=False, compare=False)
+    _mask: DocumentMask = field(init=False, repr=False, compare=False)
+    _solver: Solver = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "window", read_sides(self.window))
         for name in ("uneven", "causal"):
             if getattr(self, name) not in (True, False):
                 raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}")
-        # Each of these checks its own options.
-        _ = self.rule, self.mask, self.solver
+        # Each of these checks its own options. They are kept: dealing a pack out takes about as long as
+        # making them.
+        object.__setattr__(self, "_rule", self._make_rule())
+        object.__setattr__(self, "_mask", document_mask(causal=self.causal, window=self.window))
+        object.__setattr__(self, "_solver", self._make_solver())
         if self.uneven and not self.solver.takes_uneven:
             raise ValueError(
                 f"uneven=True needs an algorithm that takes unequal numbers of chunks, "
@@ -75,18 +85,24 @@ class MagiLayout(Layout):
     @property
     def rule(self) -> ChunkRule:
         """How long chunks are."""
-        return ChunkRule(
-            chunk_size=self.chunk_size, min_chunks_per_rank=self.min_chunks_per_rank, uneven=self.uneven
-        )
+        return self._rule
 
     @property
     def mask(self) -> DocumentMask:
         """What a query sees of its document."""
-        return document_mask(causal=self.causal, window=self.window)
+        return self._mask
 
     @property
     def solver(self) -> Solver:
         """Who gets which chunk."""
+        return self._solver
+
+    def _make_rule(self) -> ChunkRule:
+        return ChunkRule(
+            chunk_size=self.chunk_size, min_chunks_per_rank=self.min_chunks_per_rank, uneven=self.uneven
+        )
+
+    def _make_solver(self) -> Solver:
         options = {
             "top_p": self.top_p,
             "num_of_select_chunk": self.num_of_select_chunk,
@@ -141,16 +157,18 @@ class MagiLayout(Layout):
         Raises:
             ValueError: if these are no offsets, or do not fit each other.
         """
-        offsets = as_offsets(cu_seqlens_padded)
+        return self._slices(as_offsets(cu_seqlens_padded), cu_seqlens)
+
+    def _slices(self, offsets: Int64Array, cu_seqlens: Any) -> MaskSlices:
+        slots = document_ranges(offsets, offsets)
         if cu_seqlens is None:
-            return varlen_slices(offsets, mask=self.mask)
+            return self.mask.slices(slots)
         is_real = np.diff(as_real_offsets(cu_seqlens, offsets)) > 0
         if is_real.all() or not is_real.any():
-            return varlen_slices(offsets, mask=self.mask)
-        slots = np.stack([offsets[:-1], offsets[1:]], axis=1)
-        empty = np.concatenate([slots[~is_real], np.zeros_like(slots[~is_real])], axis=1)
-        documents = self.mask.slices(np.concatenate([slots, slots], axis=1)[is_real])
-        return documents.joined(MaskSlices.of_kind(MaskKind.FULL, empty))
+            return self.mask.slices(slots)
+        empty = slots[~is_real]
+        empty[:, 2:] = 0
+        return self.mask.slices(slots[is_real]).joined(MaskSlices.of_kind(MaskKind.FULL, empty))
 
     def partition(self, cu_seqlens: Any, *, cp_size: int) -> MagiPartition:
         """Return how documents end to end are dealt out, under this layout's mask.
@@ -163,7 +181,7 @@ class MagiLayout(Layout):
             ValueError: as ``partition_slices``, or if these are no offsets.
         """
         offsets = as_offsets(cu_seqlens, name="cu_seqlens")
-        return self.partition_slices(self.slices(offsets), int(offsets[-1]), cp_size=cp_size)
+        return self.partition_slices(self._slices(offsets, None), int(offsets[-1]), cp_size=cp_size)
 
     def partition_slices(
         self, slices: MaskSlices | Iterable[SliceTuple], total: int, *, cp_size: int
@@ -186,14 +204,19 @@ class MagiLayout(Layout):
         self, cu_seqlens_padded: Any, *, cp_size: int, cp_rank: int, cu_seqlens: Any = None
     ) -> IndexMap:
         check_ranks(cp_size, cp_rank)
-        # Who gets a chunk depends on everyone's work, so there is no cheaper way to one share.
-        return self.index_maps(cu_seqlens_padded, cp_size=cp_size, cu_seqlens=cu_seqlens)[cp_rank]
+        # Who gets a chunk depends on everyone's work, so all are dealt out also for one share.
+        dealt = self._deal_out(cu_seqlens_padded, cp_size, cu_seqlens)
+        return _NO_TOKENS if dealt is None else dealt.index_map(cp_rank)
 
     def index_maps(self, cu_seqlens_padded: Any, *, cp_size: int, cu_seqlens: Any = None) -> list[IndexMap]:
         check_ranks(cp_size)
+        dealt = self._deal_out(cu_seqlens_padded, cp_size, cu_seqlens)
+        return [_NO_TOKENS] * cp_size if dealt is None else dealt.index_maps
+
+    def _deal_out(self, cu_seqlens_padded: Any, cp_size: int, cu_seqlens: Any) -> MagiPartition | None:
+        """Return the partition of a chunk; None for one without tokens."""
         offsets = as_offsets(cu_seqlens_padded)
-        slices = self.slices(offsets, cu_seqlens=cu_seqlens)
         num_tokens = int(offsets[-1])
         if num_tokens == 0:
-            return [IndexMap(np.empty((0, 2), dtype=np.int64), 0)] * cp_size
-        return self.partition_slices(slices, num_tokens, cp_size=cp_size).index_maps
+            return None
+        return self.partition_slices(self._slices(offsets, cu_seqlens), num_tokens, cp_size=cp_size)

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ringfeed.sharding.magi.slice_kernels import document_ranges
 from ringfeed.sharding.magi.slices import MaskKind, MaskSlices, SliceTuple
 from ringfeed.sharding.offsets import as_offsets
 from ringfeed.sharding.run_kernels import Int64Array
@@ -137,7 +138,7 @@ def varlen_slices(cu_seqlens: Any, *, mask: DocumentMask, cu_seqlens_k: Any = No
     keys = queries if cu_seqlens_k is None else as_offsets(cu_seqlens_k, name="cu_seqlens_k")
     if len(keys) != len(queries):
         raise ValueError(f"cu_seqlens_k has {len(keys)} offsets, but cu_seqlens {len(queries)}")
-    return mask.slices(np.stack([queries[:-1], queries[1:], keys[:-1], keys[1:]], axis=1))
+    return mask.slices(document_ranges(queries, keys))
 
 
 def prefix_tree_slices(node_lengths: Sequence[int], sample_paths: Sequence[Sequence[int]]) -> MaskSlices:

@@ -8,6 +8,7 @@ Shapes: T tokens in the stream, T' with padding, R ranks, N chunks, L local toke
 
 import json
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,11 @@ import xxhash
 from ringfeed.sharding.index_map import IndexMap, expand_runs
 from ringfeed.sharding.layout_contract import check_ranks
 from ringfeed.sharding.magi.areas import check_area_range
+from ringfeed.sharding.magi.chunk_kernels import chunk_runs, first_without_chunk
 from ringfeed.sharding.magi.chunking import ChunkGrid, ChunkRule
 from ringfeed.sharding.magi.slices import MaskSlices
 from ringfeed.sharding.magi.solver import ChunkWork, Solver
-from ringfeed.sharding.run_kernels import Int64Array, deal_runs
+from ringfeed.sharding.run_kernels import Int64Array
 
 __all__ = ["MAGI_VERSION", "MagiPartition", "partition_stream"]
 
@@ -38,8 +40,20 @@ class MagiPartition:
     """int64 [N], the rank that holds each chunk."""
     chunk_areas: Int64Array
     """int64 [N], query-key pairs of each chunk's queries."""
-    made_by: dict[str, Any]
-    """The rule, as JSON-able values: algorithm and options, chunks per rank, uneven."""
+    rule: ChunkRule
+    """How long chunks are."""
+    solver: Solver
+    """Who got which."""
+
+    @property
+    def made_by(self) -> dict[str, Any]:
+        """Rule and solver as JSON-able values: algorithm and options, chunks per rank, uneven."""
+        return {
+            "algorithm": self.solver.name,
+            **self.solver.options,
+            "min_chunks_per_rank": self.rule.min_chunks_per_rank,
+            "uneven": self.rule.uneven,
+        }
 
     @property
     def chunk_size(self) -> int:
@@ -85,12 +99,26 @@ class MagiPartition:
     @property
     def index_maps(self) -> list[IndexMap]:
         """The share of every rank of the padded stream of T' tokens."""
-        runs, num_ranks = self.grid.runs(), self.grid.cp_size
-        dealt, firsts, ends = deal_runs(runs, self.chunk_ranks, np.arange(len(runs)), num_ranks)
-        dealt.flags.writeable = False
+        return self._maps(0, self.grid.cp_size)
+
+    def index_map(self, rank: int) -> IndexMap:
+        """Return the share of one rank, as ``index_maps`` has it.
+
+        Raises:
+            ValueError: if there is no such rank.
+        """
+        check_ranks(self.grid.cp_size, rank)
+        return self._maps(rank, 1)[0]
+
+    def _maps(self, first_rank: int, num_ranks: int) -> list[IndexMap]:
+        grid = self.grid
+        runs, bounds, lengths = chunk_runs(
+            self.chunk_ranks, grid.stride, grid.padded_total, first_rank, num_ranks
+        )
+        runs.flags.writeable = False
         return [
-            IndexMap.from_merged(dealt[first:end], self.padded_total, length)
-            for first, end, length in zip(firsts.tolist(), ends.tolist(), self.shard_lens, strict=True)
+            IndexMap.from_merged(runs[first:end], grid.padded_total, length)
+            for (first, end), length in zip(pairwise(bounds.tolist()), lengths.tolist(), strict=True)
         ]
 
     def gather_index(self, rank: int) -> Int64Array:
@@ -170,20 +198,16 @@ def partition_stream(
     work = ChunkWork.measure(grid, slices)
     ranks = solver.assign(work) if cp_size > 1 else np.zeros(1, dtype=np.int64)
     _check_all_hold_chunks(ranks, grid, solver)
-    made_by = {
-        "algorithm": solver.name,
-        **solver.options,
-        "min_chunks_per_rank": rule.min_chunks_per_rank,
-        "uneven": rule.uneven,
-    }
-    return MagiPartition(grid=grid, slices=slices, chunk_ranks=ranks, chunk_areas=work.areas, made_by=made_by)
+    return MagiPartition(
+        grid=grid, slices=slices, chunk_ranks=ranks, chunk_areas=work.areas, rule=rule, solver=solver
+    )
 
 
 def _check_all_hold_chunks(ranks: Int64Array, grid: ChunkGrid, solver: Solver) -> None:
-    counts = np.bincount(ranks, minlength=grid.cp_size)
-    if not counts.all():
+    without = first_without_chunk(ranks, grid.cp_size)
+    if without >= 0:
         raise ValueError(
-            f"algorithm {solver.name!r} leaves rank {int(counts.argmin())} without one of {grid.num_chunks} "
+            f"algorithm {solver.name!r} leaves rank {without} without one of {grid.num_chunks} "
             f"chunks of {grid.chunk_size} tokens; every one of cp_size={grid.cp_size} ranks needs one: use "
             "'sequential_select', or uneven=False"
         )

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from ringfeed.sharding.magi.slice_kernels import first_outside, is_by_query, last_query
 from ringfeed.sharding.run_kernels import Int64Array
 
 if TYPE_CHECKING:
@@ -57,7 +58,9 @@ class MaskSlices:
     @classmethod
     def of_kind(cls, kind: MaskKind, ranges: Int64Array) -> "MaskSlices":
         """Return slices of one kind from their ranges [S, 4]."""
-        return cls(ranges=ranges, kinds=np.full(len(ranges), kind, dtype=np.int8))
+        kinds = np.empty(len(ranges), dtype=np.int8)
+        kinds.fill(int(kind))
+        return cls(ranges=ranges, kinds=kinds)
 
     @classmethod
     def read(cls, slices: "MaskSlices | Iterable[SliceTuple]") -> "MaskSlices":
@@ -81,8 +84,7 @@ class MaskSlices:
     @property
     def query_end(self) -> int:
         """The largest q1 of slices that have both queries and keys; 0 if there is none."""
-        has_pairs = (self.ranges[:, 0] < self.ranges[:, 1]) & (self.ranges[:, 2] < self.ranges[:, 3])
-        return int(self.ranges[has_pairs, 1].max(initial=0))
+        return last_query(self.ranges)
 
     def to_tuples(self) -> list[SliceTuple]:
         """Return what ``read`` makes the same slices of."""
@@ -104,11 +106,9 @@ class MaskSlices:
 
     def by_query(self) -> "MaskSlices":
         """Return the slices in order of (q0, q1), equal ones in the order they have."""
-        starts, stops = self.ranges[:, 0], self.ranges[:, 1]
-        ahead, behind = starts[1:], starts[:-1]
-        if ((ahead > behind) | ((ahead == behind) & (stops[1:] >= stops[:-1]))).all():
+        if is_by_query(self.ranges):
             return self
-        order = np.lexsort((stops, starts))
+        order = np.lexsort((self.ranges[:, 1], self.ranges[:, 0]))
         return MaskSlices(ranges=self.ranges[order], kinds=self.kinds[order])
 
     def check_inside(self, total: int) -> None:
@@ -117,14 +117,13 @@ class MaskSlices:
         Raises:
             ValueError: for the first range that falls or does not lie in [0, total].
         """
-        edges = self.ranges.reshape(-1, 2)
-        wrong = (edges[:, 0] < 0) | (edges[:, 1] < edges[:, 0]) | (edges[:, 1] > total)
-        if wrong.any():
-            first = int(wrong.argmax())
+        first = first_outside(self.ranges, total)
+        if first >= 0:
+            start, stop = self.ranges.reshape(-1, 2)[first]
             side = ("queries", "keys")[first % 2]
             raise ValueError(
-                f"slice {first // 2} has {side} [{edges[first, 0]}, {edges[first, 1]}); they must not fall "
-                f"and must lie in the stream, [0, {total})"
+                f"slice {first // 2} has {side} [{start}, {stop}); they must not fall and must lie in the "
+                f"stream, [0, {total})"
             )
 
 
