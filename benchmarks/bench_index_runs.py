@@ -1,9 +1,9 @@
 """Time the layouts' runs, and ``take``, at the sizes a trainer uses. One JSON line per case.
 
-Run:   python benchmarks/bench_index_runs.py
-Read:  median over 200 runs after 3 unmeasured ones, one thread. Compare medians of one machine
-       only; ``lowest_us`` is what a quiet machine would show. Targets: one rank's runs of 1,024
-       documents in 50 us, all 8 ranks' of 400 slots well under 100 us (layout te).
+Run:   OMP_NUM_THREADS=1 python benchmarks/bench_index_runs.py
+Read:  median of the processor time of 200 runs after 3 unmeasured ones, one thread. Compare medians
+       of one machine only; ``lowest_us`` is what a quiet machine would show. Targets: one rank's
+       runs of 1,024 documents in 50 us, all 8 ranks' of 400 slots well under 100 us (layout te).
 """
 
 import json
@@ -21,20 +21,20 @@ from ringfeed.sharding.layouts import make_layout
 
 CP_SIZE = 8
 MULTIPLE = 2 * CP_SIZE
-LAYOUTS = ("te", "head_tail", "contiguous", "whole_document")
+LAYOUTS = ("te", "head_tail", "contiguous", "whole_document", "ptrr", "magi")
 # (T, N): one pack of 131k tokens; and eight packs of 32k with some fifty documents each.
 SIZES = ((131_072, 1), (131_072, 64), (131_072, 1_024), (262_144, 400))
 
 
 def measure(call: Callable[[], object], *, warmup: int = 3, runs: int = 200) -> dict[str, float]:
-    """Return the median and the lowest wall time of ``call`` in microseconds."""
+    """Return the median and the lowest processor time of ``call`` in microseconds."""
     for _ in range(warmup):
         call()
     times = []
     for _ in range(runs):
-        start = time.perf_counter_ns()
+        start = time.process_time_ns()
         call()
-        times.append(time.perf_counter_ns() - start)
+        times.append(time.process_time_ns() - start)
     return {"median_us": statistics.median(times) / 1e3, "lowest_us": min(times) / 1e3}
 
 

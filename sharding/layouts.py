@@ -206,8 +206,8 @@ def _dual_chunk_maps(offsets: Int64Array, cp_size: int, *, first_rank: int, num_
 def _equal_runs(num_tokens: int, num_runs: int) -> list[IndexMap]:
     """Return ``num_runs`` maps, each one run of T / ``num_runs`` tokens."""
     width = num_tokens // num_runs
-    starts = np.arange(num_runs) * width
-    runs = np.stack([starts, np.full(num_runs, width)], axis=1)
+    runs = np.full((num_runs, 2), width, dtype=np.int64)
+    runs[:, 0] *= np.arange(num_runs)
     runs.flags.writeable = False
     # An empty chunk has no run at all, rather than an empty one.
     num_rows = min(width, 1)

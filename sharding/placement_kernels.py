@@ -16,8 +16,9 @@ from ringfeed.sharding.run_kernels import Int64Array, deal_runs
 
 __all__ = ["longest_first", "place_documents"]
 
-_WORK, _ROOM = 0, 1
-"""Columns of ``shares``, int64 [R, 2]: a rank's work so far, and the tokens left in its share."""
+_WORK, _ROOM, _IS_ASKED = 0, 1, 2
+"""Columns of ``shares``, int64 [R, 3]: a rank's work so far, the tokens left in its share, and 1 for a rank
+whose runs are asked for, else 0."""
 _FULL = np.iinfo(np.int64).max
 """The work of a rank whose share is full: it is never the least."""
 _SLOT, _START, _STOP = 0, 1, 2
@@ -48,13 +49,12 @@ def _take(shares: Int64Array, rank: int, start: int, stop: int, cost: tuple[int,
 
 
 @njit(cache=True, nogil=True)
-def _note(placed: Int64Array, count: int, slot: int, rank: int, run: tuple[int, int]) -> int:
-    """Write one row of ``placed``, and return how many there are."""
+def _note(placed: Int64Array, count: int, slot: int, rank: int, run: tuple[int, int]) -> None:
+    """Write row ``count`` of ``placed``; it stays if the caller counts it."""
     placed[count, _SLOT] = slot
     placed[count, _RANK] = rank
     placed[count, _BEGIN] = run[0]
     placed[count, _LENGTH] = run[1]
-    return count + 1
 
 
 @njit(cache=True, nogil=True)
@@ -84,7 +84,8 @@ def _place_by_work(
         while start < parts[index, _STOP]:
             rank = _least_busy(shares)
             end = _take(shares, rank, start, parts[index, _STOP], cost)
-            count = _note(placed, count, slot, rank, (offsets[slot] + start, end - start))
+            _note(placed, count, slot, rank, (offsets[slot] + start, end - start))
+            count += shares[rank, _IS_ASKED]
             start = end
     return count
 
@@ -107,7 +108,8 @@ def _place_dual_chunked(
             rank = piece if piece < cp_size else pieces - 1 - piece
             end = _take(shares, rank, start, stop, cost)
             if end > start:
-                count = _note(placed, count, slot, rank, (offsets[slot] + start, end - start))
+                _note(placed, count, slot, rank, (offsets[slot] + start, end - start))
+                count += shares[rank, _IS_ASKED]
             if end < stop:
                 rests[num_rests, _SLOT] = slot
                 rests[num_rests, _START] = end
@@ -201,15 +203,15 @@ def _chunk_order(placed: Int64Array, num_slots: int) -> Int64Array:
 
 @njit(cache=True, nogil=True)
 def _place(
-    offsets: Int64Array, real_offsets: Int64Array, cp_size: int, threshold: int, cost: tuple[int, int]
+    offsets: Int64Array, real_offsets: Int64Array, shares: Int64Array, threshold: int, cost: tuple[int, int]
 ) -> Int64Array:
-    """Return the rows of ``placed``, in the order of the rule."""
+    """Place every slot; return the rows of ``placed`` of the ranks asked for, in the order of the rule."""
     num_slots = len(offsets) - 1
     long, short, empty = _sorted_out(offsets, real_offsets, threshold)
-    shares = np.zeros((cp_size, 2), dtype=np.int64)
-    shares[:, _ROOM] = offsets[num_slots] // cp_size
-    # A cut fills a share, so there are at most R of them beside the pieces that were planned.
-    placed = np.empty((2 * cp_size * len(long) + num_slots + cp_size, 4), dtype=np.int64)
+    cp_size = len(shares)
+    # A cut fills a share, so there are at most R of them beside the pieces that were planned; and one row is
+    # written without being counted.
+    placed = np.empty((2 * cp_size * len(long) + num_slots + cp_size + 1, 4), dtype=np.int64)
     count = _place_dual_chunked(long, offsets, shares, placed, cost)
     count = _place_by_work(_whole_slots(short, offsets), offsets, shares, placed, count, cost)
     count = _place_by_work(_whole_slots(empty, offsets), offsets, shares, placed, count, (0, 0))
@@ -238,9 +240,9 @@ def place_documents(
         them.
     """
     cp_size, first_rank, num_ranks = ranks
-    placed = _place(offsets, real_offsets, cp_size, threshold, cost)
-    if num_ranks < cp_size:
-        is_asked = (placed[:, _RANK] >= first_rank) & (placed[:, _RANK] < first_rank + num_ranks)
-        placed = placed[is_asked]
+    shares = np.zeros((cp_size, 3), dtype=np.int64)
+    shares[:, _ROOM] = offsets[-1] // cp_size
+    shares[first_rank : first_rank + num_ranks, _IS_ASKED] = 1
+    placed = _place(offsets, real_offsets, shares, threshold, cost)
     order = _chunk_order(placed, len(offsets) - 1)
     return deal_runs(placed[:, _BEGIN:], placed[:, _RANK] - first_rank, order, num_ranks)

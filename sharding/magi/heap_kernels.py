@@ -16,9 +16,10 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
+from ringfeed.sharding.magi.segments import KeySegments
 from ringfeed.sharding.run_kernels import Int64Array
 
-__all__ = ["KeySegments", "Limits", "fill_by_overlap", "fill_by_slice", "fill_lowest"]
+__all__ = ["Limits", "fill_by_overlap", "fill_by_slice", "fill_lowest"]
 
 
 class Limits(NamedTuple):
@@ -32,23 +33,12 @@ class Limits(NamedTuple):
     """Chunks that are placed on the same candidates."""
 
 
-class KeySegments(NamedTuple):
-    """The keys that chunks see; a NamedTuple because numba takes it apart for free."""
-
-    firsts: Int64Array
-    """int64 [N + 1], where each chunk's rows of ``spans`` begin, and where the last one's end."""
-    spans: Int64Array
-    """int64 [P, 2], first and last end of each key range, in segments."""
-    widths: Int64Array
-    """int64 [G], keys in each segment."""
-
-
 @njit(cache=True, nogil=True)
-def _lowest(sums: npt.NDArray[np.float64], is_open: npt.NDArray[np.bool_]) -> int:
-    """Return the lowest of the open ranks, or -1."""
+def _lowest(sums: npt.NDArray[np.float64], counts: Int64Array, capacity: int) -> int:
+    """Return the lowest of the ranks with less than ``capacity`` chunks, or -1."""
     best = -1
     for rank in range(len(sums)):
-        if is_open[rank] and (best < 0 or sums[rank] < sums[best]):
+        if counts[rank] < capacity and (best < 0 or sums[rank] < sums[best]):
             best = rank
     return best
 
@@ -58,14 +48,12 @@ def fill_lowest(areas: Int64Array, order: Int64Array, num_ranks: int, capacity: 
     """Give each chunk, in ``order``, to the lowest rank with less than ``capacity`` chunks: int64 [N]."""
     sums = np.zeros(num_ranks, dtype=np.float64)
     counts = np.zeros(num_ranks, dtype=np.int64)
-    is_open = np.ones(num_ranks, dtype=np.bool_)
     ranks = np.empty(len(areas), dtype=np.int64)
     for chunk in order:
-        rank = _lowest(sums, is_open)
+        rank = _lowest(sums, counts, capacity)
         ranks[chunk] = rank
         sums[rank] += areas[chunk]
         counts[rank] += 1
-        is_open[rank] = counts[rank] < capacity
     return ranks
 
 
@@ -77,14 +65,15 @@ def _open_candidates(
 
     As many as ``num_candidates`` if these have room for a batch; otherwise every rank with room.
     """
-    is_open = counts < limits.capacity
+    # A rank that is chosen counts as full for the rest of the search.
+    taken = counts.copy()
     room = 0
     found = 0
     while True:
-        rank = _lowest(sums, is_open)
+        rank = _lowest(sums, taken, limits.capacity)
         if rank < 0:
             return found
-        is_open[rank] = False
+        taken[rank] = limits.capacity
         candidates[found] = rank
         found += 1
         room += limits.capacity - counts[rank]
@@ -93,37 +82,47 @@ def _open_candidates(
 
 
 @njit(cache=True, nogil=True)
-def _cover(chunk: int, keys: KeySegments, cover: Int64Array, touched: Int64Array) -> int:
-    """Count in ``cover`` how many of the chunk's ranges hold each segment; list those in ``touched``."""
-    count = 0
-    for row in range(keys.firsts[chunk], keys.firsts[chunk + 1]):
-        for segment in range(keys.spans[row, 0], keys.spans[row, 1]):
-            if cover[segment] == 0:
-                touched[count] = segment
-                count += 1
-            cover[segment] += 1
-    return count
+def _are_apart(spans: Int64Array) -> bool:
+    """Return whether no two ranges of one chunk share a key, and they rise: so it is where documents are."""
+    apart = True
+    for row in range(1, len(spans)):
+        apart &= spans[row, 0] >= spans[row - 1, 1]
+    return apart
 
 
 @njit(cache=True, nogil=True)
-def _best_overlap(
-    candidates: Int64Array, held: Int64Array, cover: Int64Array, touched: Int64Array, widths: Int64Array
-) -> int:
-    """Return the place of the candidate that shares most keys with the chunk, the first one on ties.
+def _overlaps_apart(
+    candidates: Int64Array, held: Int64Array, spans: Int64Array, overlaps: Int64Array
+) -> None:
+    """Write what each candidate shares with a chunk whose ranges are apart."""
+    for place in range(len(candidates)):
+        row = held[candidates[place]]
+        shared = 0
+        for index in range(len(spans)):
+            # Unsigned, so that no index counts from the end: only then are several added at a time.
+            for segment in range(np.uint64(spans[index, 0]), np.uint64(spans[index, 1])):
+                shared += row[segment]
+        overlaps[place] = shared
+
+
+@njit(cache=True, nogil=True)
+def _overlaps(
+    candidates: Int64Array, held: Int64Array, spans: Int64Array, widths: Int64Array, overlaps: Int64Array
+) -> None:
+    """Write what each candidate shares with a chunk whose ranges may share keys with each other.
 
     A key that x ranges of the chunk and y of the rank hold counts x + y - 1 times.
     """
-    best = 0
-    most = -1
+    overlaps[: len(candidates)] = 0
+    first, stop = spans[:, 0].min(), spans[:, 1].max()
+    cover = np.zeros(stop - first, dtype=np.int64)
+    for row in range(len(spans)):
+        cover[spans[row, 0] - first : spans[row, 1] - first] += 1
     for place in range(len(candidates)):
-        shared = 0
-        for segment in touched:
-            if held[candidates[place], segment] > 0:
-                shared += (cover[segment] + held[candidates[place], segment] - 1) * widths[segment]
-        if shared > most:
-            best = place
-            most = shared
-    return best
+        for segment in range(first, stop):
+            times, tokens = cover[segment - first], held[candidates[place], segment]
+            if times > 0 and tokens > 0:
+                overlaps[place] += (times - 1) * widths[segment] + tokens
 
 
 @njit(cache=True, nogil=True)
@@ -136,24 +135,31 @@ def fill_by_overlap(areas: Int64Array, order: Int64Array, limits: Limits, keys: 
     sums = np.zeros(limits.num_ranks, dtype=np.float64)
     counts = np.zeros(limits.num_ranks, dtype=np.int64)
     ranks = np.empty(len(areas), dtype=np.int64)
+    # Keys of each segment, times the ranges of the rank that hold them.
     held = np.zeros((limits.num_ranks, len(keys.widths)), dtype=np.int64)
-    cover = np.zeros(len(keys.widths), dtype=np.int64)
-    touched = np.empty(len(keys.widths), dtype=np.int64)
     candidates = np.empty(limits.num_ranks, dtype=np.int64)
+    overlaps = np.empty(limits.num_ranks, dtype=np.int64)
     num_candidates = 0
     for number in range(len(order)):
         chunk = order[number]
         if number % limits.batch == 0:
             num_candidates = _open_candidates(sums, counts, limits, candidates)
-        num_touched = _cover(chunk, keys, cover, touched)
-        place = _best_overlap(candidates[:num_candidates], held, cover, touched[:num_touched], keys.widths)
+        spans = keys.spans[keys.firsts[chunk] : keys.firsts[chunk + 1]]
+        place = 0
+        if num_candidates > 1 and len(spans):
+            if _are_apart(spans):
+                _overlaps_apart(candidates[:num_candidates], held, spans, overlaps)
+            else:
+                _overlaps(candidates[:num_candidates], held, spans, keys.widths, overlaps)
+            place = np.argmax(overlaps[:num_candidates])
         rank = candidates[place]
         ranks[chunk] = rank
         sums[rank] += areas[chunk]
         counts[rank] += 1
-        for segment in touched[:num_touched]:
-            held[rank, segment] += cover[segment]
-            cover[segment] = 0
+        row = held[rank]
+        for index in range(len(spans)):
+            for segment in range(np.uint64(spans[index, 0]), np.uint64(spans[index, 1])):
+                row[segment] += keys.widths[segment]
         if counts[rank] == limits.capacity:
             candidates[place : num_candidates - 1] = candidates[place + 1 : num_candidates].copy()
             num_candidates -= 1
@@ -183,7 +189,7 @@ def fill_by_slice(
     ranks = np.full(len(areas), -1, dtype=np.int64)
     for number in order:
         at_once = max(1, math.ceil(ratio * (firsts[number + 1] - firsts[number])))
-        rank = _lowest(sums, counts < capacity)
+        rank = _lowest(sums, counts, capacity)
         given = 0
         for row in range(firsts[number + 1] - 1, firsts[number] - 1, -1):
             chunk = chunks[row]
@@ -194,13 +200,13 @@ def fill_by_slice(
             counts[rank] += 1
             given += 1
             if counts[rank] == capacity or (ratio < 1 and given == at_once):
-                rank = _lowest(sums, counts < capacity)
+                rank = _lowest(sums, counts, capacity)
                 given = 0
     rank = -1
     for chunk in range(len(areas)):
         if ranks[chunk] < 0:
             if rank < 0 or counts[rank] == capacity:
-                rank = _lowest(sums, counts < capacity)
+                rank = _lowest(sums, counts, capacity)
             ranks[chunk] = rank
             counts[rank] += 1
     return ranks

@@ -10,7 +10,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from ringfeed.sharding.magi.heap_kernels import KeySegments, Limits, fill_by_overlap, fill_lowest
+from ringfeed.sharding.magi.heap_kernels import Limits, fill_by_overlap, fill_lowest
+from ringfeed.sharding.magi.segments import key_segments
 from ringfeed.sharding.magi.solver import ChunkWork, Solver, check_ratio
 from ringfeed.sharding.run_kernels import Int64Array
 
@@ -84,17 +85,10 @@ def _fill(work: ChunkWork, *, top_p: float, batch: int) -> Int64Array:
     limits = Limits(
         num_ranks=cp_size, capacity=work.chunks_per_rank, num_candidates=num_candidates, batch=batch
     )
-    ranks: Int64Array = fill_by_overlap(work.areas, work.heaviest_first, limits, _key_segments(work))
-    return ranks
-
-
-def _key_segments(work: ChunkWork) -> KeySegments:
-    """Return which keys every chunk sees, cut where any range ends, so that segments stand for keys."""
-    pieces = work.pieces
-    pieces = pieces[np.argsort(pieces[:, 0], kind="stable")]
-    edges, places = np.unique(pieces[:, 2:], return_inverse=True)
-    return KeySegments(
-        firsts=np.searchsorted(pieces[:, 0], np.arange(work.grid.num_chunks + 1)),
-        spans=places.reshape(-1, 2).astype(np.int64),
-        widths=np.diff(edges),
+    ranks: Int64Array = fill_by_overlap(
+        work.areas,
+        work.heaviest_first,
+        limits,
+        key_segments(work.pieces, num_chunks=work.grid.num_chunks),
     )
+    return ranks

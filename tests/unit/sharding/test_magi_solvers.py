@@ -141,3 +141,23 @@ def test_options_make_the_same_solver_again():
     for name in solver_names(uneven=False):
         solver = make_solver(name, {})
         assert make_solver(name, solver.options) == solver
+
+
+@pytest.mark.parametrize("algorithm", ["topp_heap", "batch_topp_heap"])
+def test_keys_that_two_ranges_hold_count_by_the_sum_of_both_sides_less_one(algorithm):
+    rows = [
+        (0, 4, 0, 10, "full"),
+        (0, 4, 0, 10, "full"),
+        (4, 8, 20, 55, "full"),
+        (8, 9, 0, 10, "full"),
+        (8, 9, 0, 10, "full"),
+        (8, 9, 20, 55, "full"),
+    ]
+    grid = ChunkGrid(total=16, pad_size=0, cp_size=2, chunk_size=4)
+    work = ChunkWork.measure(grid, MaskSlices.read(rows))
+    assert work.areas.tolist() == [80, 140, 55, 0]
+
+    ranks = make_solver(algorithm, {"top_p": 1.0}).assign(work)
+
+    # Chunk 2 shares 10 keys, held twice by each, with chunk 0: 10 * (2 + 2 - 1); and 35 with chunk 1.
+    assert ranks.tolist() == [1, 0, 0, 1]
