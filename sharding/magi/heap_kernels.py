@@ -151,7 +151,7 @@ def fill_by_overlap(areas: Int64Array, order: Int64Array, limits: Limits, keys: 
                 _overlaps_apart(candidates[:num_candidates], held, spans, overlaps)
             else:
                 _overlaps(candidates[:num_candidates], held, spans, keys.widths, overlaps)
-            place = np.argmax(overlaps[:num_candidates])
+            place = int(np.argmax(overlaps[:num_candidates]))
         rank = candidates[place]
         ranks[chunk] = rank
         sums[rank] += areas[chunk]
