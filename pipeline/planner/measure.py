@@ -81,6 +81,8 @@ class Measurement:
     """Padding of documents over all slots of documents, had they been padded to this multiple."""
     source_tokens: dict[str, int]
     """Real tokens of each source."""
+    source_supervised: dict[str, int] | None
+    """Those of them that are trained on; None where masks are unknown."""
     balances: list[MeasuredBalance]
     """The plan's own dp and costs first."""
     series: StepSeries
@@ -97,6 +99,7 @@ class Measurement:
             "micro_batch_imbalance_bound": own.whole.micro_batch_imbalance_bound,
             "waste_by_multiple": {str(key): value for key, value in self.waste_by_multiple.items()},
             "source_tokens": self.source_tokens,
+            "source_supervised": self.source_supervised,
             "source_shares": {name: count / tokens for name, count in self.source_tokens.items()},
             "balances": [balance.as_dict() for balance in self.balances],
         }
@@ -146,13 +149,13 @@ def measure(plan: Plan, options: MeasureOptions) -> Measurement:
     ways = _ways(plan, options)
     lengths, tokens = _Lengths(), np.zeros(len(plan.sources), np.int64)
     fills, loads = [], []
-    bounds = np.cumsum([source.num_documents for source in plan.recipe.sources])
+    supervised = np.zeros_like(tokens)
     for block in plan.blocks():
         rows = block.rows
         lengths.add(rows.pieces.lengths)
-        # "right": an empty source owns no document, the next one that does has the id.
-        sources = np.searchsorted(bounds, rows.pieces.documents, side="right")
-        np.add.at(tokens, sources, rows.pieces.lengths)
+        tokens += np.array(block.facts.source_tokens, dtype=np.int64)
+        if block.facts.source_supervised is not None:
+            supervised += np.array(block.facts.source_supervised, dtype=np.int64)
         by_rank, *_ = [way.add(rows) for way in ways]
         loads.append(by_rank.astype(np.float32))
         fills.append(_step_fill(plan, rows))
@@ -164,6 +167,9 @@ def measure(plan: Plan, options: MeasureOptions) -> Measurement:
         packs_bound=packs_bound,
         waste_by_multiple=_waste_by_multiple(lengths, plan.pad_multiple),
         source_tokens=dict(zip(plan.sources, tokens.tolist(), strict=True)),
+        source_supervised=None
+        if plan.least_supervised is None
+        else dict(zip(plan.sources, supervised.tolist(), strict=True)),
         balances=[_balance(plan, way, lengths.values, pieces) for way in ways],
         series=StepSeries(fill=np.concatenate(fills), loads=np.concatenate(loads)),
     )

@@ -62,6 +62,7 @@ def test_pieces_that_cannot_share_packs_lower_the_fill_that_is_possible(plan_len
     planned = plan_lengths([60] * 20, pack_tokens=100, packs_per_step=4)
     measured = measure(planned.plan, MeasureOptions())
     assert (measured.packs_bound, measured.fill_bound) == (20, 0.6)
+    assert measured.source_supervised is None
     assert planned.report.fill == 0.6
 
 
@@ -83,6 +84,7 @@ def test_tokens_are_counted_per_source(tmp_path):
     run_plan(PlanOptions(corpora=corpora, output=output, pack_tokens=20, packs_per_step=2, pad_multiple=1))
     measured = measure(Plan.open(tmp_path / "plan"), MeasureOptions())
     assert measured.source_tokens == {"web": 18, "code": 20}
+    assert measured.source_supervised == {"web": 15, "code": 19}
     assert measured.as_dict()["source_shares"] == pytest.approx({"web": 18 / 38, "code": 20 / 38})
 
 
