@@ -21,10 +21,13 @@ if TYPE_CHECKING:
 
     from ringfeed.pipeline.flight_link import LinkError
 
-__all__ = ["FeederChoice", "FlightPatience", "Troubles"]
+__all__ = ["RESTART_SECONDS", "FeederChoice", "FlightPatience", "Troubles"]
 
-# A server that dies in the middle of a handshake looks like one whose certificate is wrong.
+# A server that dies in the middle of a handshake looks like one whose certificate is wrong: a few tries.
+# While one is started again, whatever stands before it may break off connections for some time.
 _TLS_TRIES = 3
+RESTART_SECONDS = 30.0
+"""How long a server that was reached before may fail in handshakes."""
 _AVOID_SECONDS = 5.0
 
 
@@ -55,9 +58,15 @@ class FlightPatience:
 class Troubles:
     """Failures since the last thing that went well. Written by one thread."""
 
-    def __init__(self, patience: FlightPatience) -> None:
-        """Begin without any."""
+    def __init__(self, patience: FlightPatience, *, tls_seconds: float) -> None:
+        """Begin without any.
+
+        Args:
+            patience: how long to wait between two tries.
+            tls_seconds: how long handshakes may fail, beside three tries.
+        """
         self._patience = patience
+        self._tls_seconds = tls_seconds
         self._began = time.monotonic()
         self._errors: list[LinkError] = []
         self._count = 0
@@ -79,7 +88,9 @@ class Troubles:
         """Whether trying again is of no use: refused, or a certificate that never fits."""
         failures = [error.failure for error in self._errors]
         is_tls = failures[-_TLS_TRIES:] == [Failure.TLS] * _TLS_TRIES
-        return is_tls or any(failure in (Failure.REFUSED, Failure.TOKEN) for failure in failures)
+        return (is_tls and self.seconds >= self._tls_seconds) or any(
+            failure in (Failure.REFUSED, Failure.TOKEN) for failure in failures
+        )
 
     @property
     def seconds(self) -> float:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from ringfeed.pipeline.block_fetcher import FetcherStatus
 from ringfeed.pipeline.feed_token import find_token
-from ringfeed.pipeline.flight_choice import FeederChoice, FlightPatience, Troubles
+from ringfeed.pipeline.flight_choice import RESTART_SECONDS, FeederChoice, FlightPatience, Troubles
 from ringfeed.pipeline.flight_link import Credentials, Failure, FlightLink, LinkError, flight_location
 from ringfeed.pipeline.flight_replies import ReplyReader
 from ringfeed.pipeline.flight_wire import Ask, DirectoryQuestion, Hello
@@ -62,7 +62,7 @@ class FlightFetcher:
         self._next = 0
         self._stream: FlightStream | None = None
         self._thread: threading.Thread | None = None
-        self._troubles = Troubles(self._patience)
+        self._troubles = Troubles(self._patience, tls_seconds=RESTART_SECONDS)
         self._choice = FeederChoice(url, dp_rank=question.place.dp_rank)
         self._heard = time.monotonic()
         self._facts = self._first_facts()
@@ -115,7 +115,7 @@ class FlightFetcher:
 
     def _first_facts(self) -> FeedFacts:
         """Ask the directory, again and again for a while: a service may still be starting."""
-        troubles = Troubles(self._patience)
+        troubles = Troubles(self._patience, tls_seconds=0.0)
         while True:
             try:
                 return self._ask_directory(None)
@@ -127,17 +127,19 @@ class FlightFetcher:
 
     def _ask_directory(self, fingerprint: str | None) -> FeedFacts:
         """Ask who gives blocks of the run with ``fingerprint``, or of any if it is None; LinkError."""
-        question = DirectoryQuestion(
-            place=self._question.place, columns=self._question.columns, fingerprint=fingerprint
-        )
         # Anew each time: a name may stand for another address after a restart.
         link = FlightLink(self._url, self._credentials)
         try:
-            answer = link.ask(question)
+            answer = link.ask(self._directory_question(fingerprint))
         finally:
             link.close()
         self._choice.update(answer.feeders)
         return answer.facts
+
+    def _directory_question(self, fingerprint: str | None) -> DirectoryQuestion:
+        return DirectoryQuestion(
+            place=self._question.place, columns=self._question.columns, fingerprint=fingerprint
+        )
 
     def _run(self) -> None:
         while self._wait_for_work():
@@ -159,6 +161,8 @@ class FlightFetcher:
         """Ask one feeder for all that has not come, and read until its stream ends or breaks."""
         link = FlightLink(url, self._credentials)
         try:
+            # With a deadline, which a stream has not: who is asked on it answers.
+            link.ask(self._directory_question(self._facts.fingerprint))
             stream = link.open(Hello(fingerprint=self._facts.fingerprint, columns=self._question.columns))
             try:
                 self._attach(stream)

@@ -27,7 +27,11 @@ __all__ = ["Credentials", "Failure", "FlightLink", "FlightStream", "LinkError", 
 
 _CALL_SECONDS = 10.0
 """For a directory to answer; blocks have no deadline of gRPC's, they are waited for on an open stream."""
-_TLS_WORDS = re.compile(r"handshake|certificate|\bSSL|\bTLS|WRONG_VERSION", re.IGNORECASE)
+_CONNECTING = re.compile(r"failed to connect to all addresses; last error: \w+: (?:ipv\d:\S+: )?(.*)")
+_TLS_WORDS = re.compile(r"handshake|certificate|\bSSL|\bTLS|peer name", re.IGNORECASE)
+_SSL_REASON = re.compile(r"SSL routines::(.*)")
+# What a rank sees when the other side breaks off a handshake, which does not say why.
+_CLOSED = "Socket closed"
 _NOISE = re.compile(r"\.? (Detail: |gRPC client debug context|Client context: )")
 
 
@@ -39,7 +43,7 @@ class Failure(Enum):
     TOKEN = "token"  # noqa: S105 - no token
     """Nothing: the token is wrong or missing."""
     TLS = "tls"
-    """Hardly anything: a certificate does not fit. A server that dies in a handshake looks alike."""
+    """Hardly anything: a certificate does not fit. A server that dies in the handshake looks alike."""
     UNAVAILABLE = "unavailable"
     """Ask again, or elsewhere."""
 
@@ -63,14 +67,11 @@ class LinkError(Exception):
                 Failure.TOKEN,
                 f"{url} refuses this rank: {text}; pass token=, or set RINGFEED_TOKEN or RINGFEED_TOKEN_FILE",
             )
-        found = _TLS_WORDS.search(str(error))
-        if isinstance(error, fl.FlightUnavailableError) and found:
-            return cls(
-                Failure.TLS,
-                f"no secure connection to {url}: {_tls_reason(str(error))}; check tls= (ca, and for mTLS "
-                "cert and key) and that the certificate names this host",
-            )
-        return cls(Failure.UNAVAILABLE, f"{url}: {text or type(error).__name__}")
+        connecting = _CONNECTING.search(text)
+        reason = connecting[1] if connecting else text or type(error).__name__
+        if connecting and (_TLS_WORDS.search(reason) or _CLOSED in reason):
+            return cls(Failure.TLS, f"no secure connection to {url}: {_tls_advice(reason)}")
+        return cls(Failure.UNAVAILABLE, f"{url}: {reason}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -229,11 +230,14 @@ def _feeders(endpoint: Any) -> list[Feeder]:
     return [Feeder.from_json(endpoint.app_metadata, url=url) for url in urls or [None]]
 
 
-def _tls_reason(text: str) -> str:
-    """Return the part of gRPC's chain of errors that says what is wrong with a certificate."""
-    for word in ("CERTIFICATE_VERIFY_FAILED", "CERTIFICATE_REQUIRED", "WRONG_VERSION_NUMBER"):
-        if word in text:
-            return word.replace("_", " ").lower()
-    first = text.splitlines()[0]
-    found = re.search(r"[^.;:]*(?:handshake|certificate|SSL|TLS)[^.;]*", first, re.IGNORECASE)
-    return (found[0] if found else first).strip()[:200]
+def _tls_advice(reason: str) -> str:
+    """Return what is wrong, and what to try, from the reason that gRPC gives."""
+    known = _SSL_REASON.search(reason)
+    if _CLOSED in reason:
+        return (
+            "it closes the connection; it may speak TLS (use grpc+tls://), or want a certificate of this "
+            "rank that it knows (tls= with cert and key)"
+        )
+    if "wrong version number" in reason:
+        return "it does not speak TLS; use flight:// without tls="
+    return f"{known[1] if known else reason}; check the ca of tls= and that the certificate names this host"

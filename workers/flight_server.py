@@ -11,11 +11,13 @@ to over a second.
 from __future__ import annotations
 
 import logging
+import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pyarrow.flight as fl
 
 from ringfeed.pipeline.flight_wire import REFUSED, DirectoryQuestion, Feeder, Hello
@@ -64,13 +66,14 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]
         self._exchanges: set[BlockExchange] = set()
         self._is_stopping = False
         self._pool = ThreadPoolExecutor(options.num_threads, thread_name_prefix="ringfeed-get")
+        _check_free(options)
         try:
             super().__init__(_location(options), **_security(options))
-        except (OSError, fl.FlightError, RuntimeError) as error:
-            self._pool.shutdown(wait=False)
+        except pa.ArrowException as error:
+            files = "" if options.tls is None else f", or {options.tls.cert} and {options.tls.key} do not fit"
             raise ValueError(
-                f"cannot listen on {options.host}:{options.port}: {str(error).splitlines()[0]}; take another "
-                "port (0 for any that is free)"
+                f"cannot listen on {options.host}:{options.port}: {str(error).splitlines()[0]}; the address "
+                f"is none of this machine{files}"
             ) from None
 
     @property
@@ -184,6 +187,23 @@ def _endpoint(feeder: Feeder) -> Any:
     # No location at all means: where you asked.
     locations = [] if feeder.url is None else [feeder.url.replace("flight://", "grpc+tcp://", 1)]
     return fl.FlightEndpoint(b"blocks", locations, None, feeder.to_json())
+
+
+def _check_free(options: ServerOptions) -> None:
+    """Refuse a port that somebody listens on: gRPC would share it, and half of the calls go astray."""
+    if not options.port:
+        return
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    with socket.socket(family) as probe:
+        # What an ended server leaves behind for a minute is no one who listens.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((options.host.strip("[]"), options.port))
+        except OSError as error:
+            raise ValueError(
+                f"cannot listen on {options.host}:{options.port}: {error.strerror or error}; take another "
+                "port (0 for any that is free)"
+            ) from None
 
 
 def _location(options: ServerOptions) -> str:

@@ -1,6 +1,7 @@
 """A small run, what it gives without a service, and real processes of feeders over it."""
 
 import json
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -12,8 +13,13 @@ import pytest
 
 from ringfeed.pipeline.corpus_writer import write_corpus
 from ringfeed.pipeline.loader import Loader
+from ringfeed.pipeline.opening import OpenOptions, open_spec
+from ringfeed.pipeline.plan import Plan
 from ringfeed.pipeline.planner.options import PlanOptions
 from ringfeed.pipeline.planner.run import run_plan
+from ringfeed.sharding.layouts import make_layout
+from ringfeed.workers.block_builder import BlockBuilder, PlanOpener
+from ringfeed.workers.flight_server import FlightServer
 
 FEEDERS = Path(__file__).with_name("feeders.py")
 
@@ -48,11 +54,11 @@ class Feeders:
     def kill(self) -> None:
         """SIGKILL, and wait until it is gone."""
         self.process.kill()
-        self.process.wait()
+        self.process.communicate()
 
     def end(self) -> None:
         """Let it end by itself."""
-        if self.process.poll() is None:
+        if self.process.returncode is None:
             self.process.communicate(timeout=30)
 
 
@@ -120,3 +126,50 @@ def assert_same_batches():
         assert count
 
     return compare
+
+
+@pytest.fixture
+def serve(plan):
+    """Return a function that starts a server in this process; it stops with the test."""
+    servers = []
+
+    def serve_one(options=None, *, layout="te", supply=None, **more):
+        servers.append(FlightServer(supply or builder_of(plan, layout), options, **more))
+        return servers[-1]
+
+    yield serve_one
+    for server in servers:
+        server.stop(grace_seconds=2)
+
+
+@pytest.fixture
+def make_builder(plan):
+    """Return a function that makes a builder of blocks of a few micro-batches."""
+    return lambda layout="te", **options: builder_of(plan, layout, **options)
+
+
+def builder_of(path, layout, *, block_bytes=1024):
+    opened = OpenOptions(layout=make_layout(layout), cp_size=2)
+    opener = PlanOpener(plan=path, spec=open_spec(Plan.open(path), opened, pad_id=5))
+    return BlockBuilder(opener, block_bytes=block_bytes)
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory):
+    """A folder of PEM files: a CA, a server's and a rank's certificate of it, and somebody else's."""
+    folder = tmp_path_factory.mktemp("certificates")
+    own = ["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"]
+    names = ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    for name in ("ca", "other"):
+        openssl(*own, "-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", f"{name}.pem", folder=folder)
+    signed = ["-CA", "ca.pem", "-CAkey", "ca.key"]
+    for name in ("server", "rank"):
+        out = ["-keyout", f"{name}.key", "-out", f"{name}.pem"]
+        openssl(*own, *signed, *names, "-subj", f"/CN={name}", *out, folder=folder)
+    return folder
+
+
+def openssl(*arguments, folder):
+    program = shutil.which("openssl")
+    assert program, "openssl is needed to make certificates"
+    subprocess.run([program, *arguments], cwd=folder, check=True, capture_output=True, timeout=60)

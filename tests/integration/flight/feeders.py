@@ -27,7 +27,7 @@ def builder(path: Path, asked: dict[str, Any]) -> BlockBuilder:
     skip = asked.get("skip")
     overlay = None if skip is None else read_skip_list(skip, num_documents=corpora.num_documents)
     opener = PlanOpener(plan=path, spec=open_spec(plan, opened, pad_id=corpora.pad_id), overlay=overlay)
-    return BlockBuilder(opener, block_bytes=asked.get("block_bytes", 4096))
+    return BlockBuilder(opener, block_bytes=asked.get("block_bytes", 1024))
 
 
 def options(values: dict[str, Any]) -> ServerOptions:
