@@ -26,7 +26,8 @@ def num_forced(steps_left: Int64, packs: int) -> int:
     """Return how many of those that wait, the oldest first, must go now so that all go in time.
 
     Each step has room for K of them, one for each pack: K * (steps left + 1) places for the first i + 1. At
-    most K * D wait when one begins to, and have that many places after this step: never more than K must go.
+    most K * D wait when one begins to, and have that many places after this step, so that K are enough. Where
+    steps were changed after they were made (``redraw.py``), some may be late: K go, the others after them.
 
     Args:
         steps_left: int64 [H], steps that each may still let pass, never falling.
@@ -35,7 +36,7 @@ def num_forced(steps_left: Int64, packs: int) -> int:
     least = 0
     for i in range(len(steps_left)):
         least = max(least, i + 1 - packs * steps_left[i])
-    return least
+    return min(least, packs)
 
 
 @njit(cache=True, nogil=True)

@@ -52,7 +52,9 @@ def pack_variable(pool: Pool, shape: VariableShape) -> Packing:
     stream = pool.stream
     costs = shape.cost_model.piece_costs(stream.pieces.lengths)
     known = stream.arrival_steps != UNKNOWN_STEP
-    dues = np.where(known, stream.arrival_steps - pool.first_step + shape.work.max_delay, UNDRAWN)
+    # Never before the pool: a piece may be late where steps were changed afterwards (``redraw.py``).
+    last = np.maximum(stream.arrival_steps - pool.first_step + shape.work.max_delay, 0)
+    dues = np.where(known, last, UNDRAWN)
     packs, rows, num_packs = pack_steps(PoolPieces(stream.slots, costs), dues, _rules(pool, costs, shape))
     # One more stands for those that are left.
     ranks = np.append(np.arange(num_packs), -1)

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from ringfeed.pipeline.planner.variable_groups import choose_waiting, num_forced
-from ringfeed.pipeline.planner.variable_places import find_pack, new_packs, place_in_order, put
+from ringfeed.pipeline.planner.variable_places import find_pack, new_packs, place, place_in_order, put
 from ringfeed.pipeline.planner.variable_rules import LEFT, PoolPieces, StepRules
+from ringfeed.pipeline.planner.variable_steps import pack_steps
 
 
 def rules(**changes):
@@ -48,6 +49,30 @@ def chosen(costs, *, forced=0, slots=None, **changes):
 )
 def test_those_go_now_that_later_steps_have_no_place_for(steps_left, expected):
     assert num_forced(ints(steps_left), 2) == expected
+
+
+def test_no_more_must_go_than_a_step_has_packs():
+    assert num_forced(ints([0] * 7), 2) == 2
+    assert num_forced(ints([0]), 2) == 1
+
+
+def test_pieces_that_are_late_already_go_first_one_to_a_pack():
+    pool = PoolPieces(ints([9] * 12), ints([200] * 12))
+    packs, _, num_packs = pack_steps(pool, ints([0] * 12), rules(final=True))
+
+    assert num_packs == 12
+    assert (packs // 4).tolist() == [0] * 4 + [1] * 4 + [2] * 4
+
+
+def test_no_pack_stays_empty_beside_one_long_piece():
+    # Rank 1 has less work all the way, and below the long piece's peak there is room for all of it.
+    pool = PoolPieces(ints([5, 1, 1, 1]), ints([100, 1, 1, 1]))
+    where, lacking = place(
+        pool, np.arange(4), np.ones(4, np.bool_), new_packs(np.full(4, 10), rules()), rules()
+    )
+
+    assert lacking == 0
+    assert sorted(where.tolist()) == [0, 1, 2, 3]
 
 
 def test_a_group_goes_when_its_costs_are_alike():
