@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ from ringfeed.pipeline.flight_choice import RESTART_SECONDS, FeederChoice, Fligh
 from ringfeed.pipeline.flight_link import Credentials, Failure, FlightLink, LinkError, flight_location
 from ringfeed.pipeline.flight_replies import ReplyReader
 from ringfeed.pipeline.flight_wire import Ask, DirectoryQuestion, Hello
+from ringfeed.pipeline.shm_files import host_mark, read_proof
 
 if TYPE_CHECKING:
     from ringfeed.pipeline.block_fetcher import FeedQuestion
@@ -60,10 +62,12 @@ class FlightFetcher:
         self._asked: dict[int, tuple[BlockRequest, Future[EncodedBlock]]] = {}
         """By number, in the order asked: what has not come."""
         self._next = 0
+        self._released: deque[int] = deque()
+        """Numbers of blocks whose files may go; added to while memory is given back, so nothing may wait."""
         self._stream: FlightStream | None = None
         self._thread: threading.Thread | None = None
         self._troubles = Troubles(self._patience, tls_seconds=RESTART_SECONDS)
-        self._choice = FeederChoice(url, dp_rank=question.place.dp_rank)
+        self._choice = FeederChoice(url, dp_rank=question.place.dp_rank, host=host_mark())
         self._heard = time.monotonic()
         self._facts = self._first_facts()
 
@@ -89,6 +93,7 @@ class FlightFetcher:
                 self._thread = threading.Thread(target=self._run, name="ringfeed-flight", daemon=True)
                 self._thread.start()
                 threading.Thread(target=self._watch, name="ringfeed-flight-watch", daemon=True).start()
+            self._send_releases()
             self._send(Ask.ASK, number, request.to_json())
             self._changed.notify_all()
         future.add_done_callback(lambda done: self._drop(number) if done.cancelled() else None)
@@ -162,11 +167,14 @@ class FlightFetcher:
         link = FlightLink(url, self._credentials)
         try:
             # With a deadline, which a stream has not: who is asked on it answers.
-            link.ask(self._directory_question(self._facts.fingerprint))
-            stream = link.open(Hello(fingerprint=self._facts.fingerprint, columns=self._question.columns))
+            answer = link.ask(self._directory_question(self._facts.fingerprint))
+            folder = next((feeder.folder for feeder in answer.feeders if feeder.url is None), None)
+            proof = None if folder is None else read_proof(folder)
+            columns = self._question.columns
+            stream = link.open(Hello(fingerprint=self._facts.fingerprint, columns=columns, proof=proof))
             try:
                 self._attach(stream)
-                self._read(stream)
+                self._read(stream, folder if proof else None)
             finally:
                 with self._changed:
                     self._stream = None
@@ -185,19 +193,24 @@ class FlightFetcher:
         if self._closed.is_set():
             stream.cancel()
 
-    def _read(self, stream: FlightStream) -> None:
-        for number, outcome in ReplyReader(stream):
-            with self._changed:
-                self._heard = time.monotonic()
-                _, future = self._asked.pop(number, (None, None))
-            self._troubles.clear()
+    def _read(self, stream: FlightStream, folder: str | None) -> None:
+        reader = ReplyReader(stream, folder=folder, release=self._released.append)
+        while True:
+            self._take(*reader.next())
             self._choice.is_good(stream.url)
-            if future is None or not future.set_running_or_notify_cancel():
-                continue
-            if isinstance(outcome, Exception):
-                future.set_exception(outcome)
-            else:
-                future.set_result(outcome)
+
+    def _take(self, number: int, outcome: EncodedBlock | Exception) -> None:
+        with self._changed:
+            self._heard = time.monotonic()
+            self._send_releases()
+            _, future = self._asked.pop(number, (None, None))
+        self._troubles.clear()
+        if future is None or not future.set_running_or_notify_cancel():
+            return
+        if isinstance(outcome, Exception):
+            future.set_exception(outcome)
+        else:
+            future.set_result(outcome)
 
     def _recover(self, error: LinkError) -> None:
         """Wait a little and see who else there is; fail all that was asked when there is no hope."""
@@ -238,6 +251,10 @@ class FlightFetcher:
                 self._stream.send(kind, number, body)
             except LinkError as error:
                 _LOG.debug("%s", error)
+
+    def _send_releases(self) -> None:
+        while self._released:
+            self._send(Ask.RELEASE, self._released.popleft())
 
     def _watch(self) -> None:
         """Break a stream that stays silent although it was asked."""

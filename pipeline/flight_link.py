@@ -19,8 +19,6 @@ from ringfeed.pipeline.feed_facts import FeedFacts
 from ringfeed.pipeline.flight_wire import REFUSED, Ask, DirectoryQuestion, Feeder, Hello, pack_message
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from ringfeed.pipeline.block_fetcher import TlsFiles
 
 __all__ = ["Credentials", "Failure", "FlightLink", "FlightStream", "LinkError", "flight_location"]
@@ -186,28 +184,26 @@ class FlightStream:
         except (pa.ArrowException, OSError) as error:
             raise LinkError.of(error, self.url) from None
 
-    def replies(self) -> Iterator[tuple[Any, pa.RecordBatch | None]]:
-        """Return app_metadata (a buffer) and rows of what comes, until the feeder ends the stream.
+    def receive(self) -> tuple[Any, pa.RecordBatch | None]:
+        """Wait for the next message; return its app_metadata (a buffer or None) and its rows.
 
         Raises:
-            LinkError: if the stream breaks.
+            LinkError: if the stream breaks, or the feeder ends it.
         """
-        while True:
-            try:
-                chunk = self._reader.read_chunk()
-            except StopIteration:
-                return
-            except (pa.ArrowException, OSError) as error:
-                raise LinkError.of(error, self.url) from None
-            if chunk.app_metadata is not None:
-                yield chunk.app_metadata, chunk.data
+        try:
+            chunk = self._reader.read_chunk()
+        except StopIteration:
+            raise LinkError(Failure.UNAVAILABLE, f"{self.url} ended the stream") from None
+        except (pa.ArrowException, OSError) as error:
+            raise LinkError.of(error, self.url) from None
+        return chunk.app_metadata, chunk.data
 
     def cancel(self) -> None:
-        """Break the stream, from any thread; ``replies`` ends."""
+        """Break the stream, from any thread; ``receive`` fails."""
         self._reader.cancel()
 
     def finish(self) -> None:
-        """Give back what the stream holds, once ``replies`` has ended; errors are told there."""
+        """Give back what the stream holds, once ``receive`` has failed; errors are told there."""
         for end in (self._reader.cancel, self._writer.close):
             try:
                 end()

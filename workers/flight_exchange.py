@@ -27,6 +27,7 @@ from ringfeed.pipeline.flight_wire import (
     Reply,
     Trouble,
     error_body,
+    file_body,
     pack_message,
     split_message,
 )
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ringfeed.pipeline.flight_wire import Hello
+    from ringfeed.pipeline.shm_files import BlockFolder
     from ringfeed.pipeline.step_block import EncodedBlock
 
 __all__ = ["BlockExchange", "ExchangeParts"]
@@ -56,6 +58,8 @@ class ExchangeParts:
     get: Callable[[BlockRequest], Future[EncodedBlock]]
     """Begins to get a block."""
     blocks_ahead: int
+    folder: BlockFolder | None = None
+    """For files, if the rank has shown that it can read them."""
 
 
 class BlockExchange:
@@ -69,6 +73,8 @@ class BlockExchange:
         self._room = threading.Semaphore(parts.blocks_ahead + 1)
         self._waiting: queue.SimpleQueue[tuple[int, Future[EncodedBlock] | None]] = queue.SimpleQueue()
         self._dropped: set[int] = set()
+        self._files: dict[int, str] = {}
+        """Files that the rank has not let go of, by number of their request."""
         self._is_leaving = threading.Event()
         self._is_broken = threading.Event()
         self._has_begun = False
@@ -88,6 +94,8 @@ class BlockExchange:
         finally:
             self._waiting.put((_END, None))
             thread.join()
+            for number in list(self._files):
+                self._release(number)
 
     def leave(self) -> None:
         """Tell the rank to ask elsewhere. Called from any thread; returns at once."""
@@ -119,6 +127,8 @@ class BlockExchange:
         elif kind == Ask.DROP:
             if self._last_written < number <= self._last_asked:
                 self._dropped.add(number)
+        elif kind == Ask.RELEASE:
+            self._release(number)
         else:
             raise ValueError(f"a message of kind {kind} is not known")
 
@@ -185,11 +195,20 @@ class BlockExchange:
         if not block.rows.schema.names:
             self._send(Reply.FACTS, number, block.header)
             return
+        if (folder := self._parts.folder) is not None and (name := folder.write(block)) is not None:
+            self._files[number] = name
+            self._send(Reply.FILE, number, file_body(name))
+            return
         if not self._has_begun:
             self._writer.begin(self._parts.schema)
             self._has_begun = True
         metadata = pa.py_buffer(pack_message(Reply.BLOCK, number, block.header))
         self._writer.write_with_metadata(block.rows, metadata)
+
+    def _release(self, number: int) -> None:
+        name = self._files.pop(number, None)
+        if name is not None and self._parts.folder is not None:
+            self._parts.folder.remove(name)
 
     def _send(self, kind: Reply, number: int, body: bytes = b"") -> None:
         self._writer.write_metadata(pa.py_buffer(pack_message(kind, number, body)))

@@ -13,10 +13,13 @@ from pathlib import Path  # noqa: TC003 - a dataclass field
 
 from ringfeed.pipeline.feed_token import check_token
 
-__all__ = ["DEFAULT_MAX_STREAMS", "Exposure", "ServerOptions", "ServerTls"]
+__all__ = ["DEFAULT_MAX_STREAMS", "DEFAULT_SHARED_BYTES", "Exposure", "ServerOptions", "ServerTls"]
 
 DEFAULT_MAX_STREAMS = 256
 """A stream is a rank: two nodes of 8 GPUs with 16 ranks each stay far below; it costs two threads."""
+
+DEFAULT_SHARED_BYTES = 1 << 30
+"""It counts as memory of the container; what does not fit is sent."""
 
 
 class Exposure(StrEnum):
@@ -72,7 +75,12 @@ class ServerOptions:
     blocks_ahead: int = 2
     """Blocks of one stream that are got ready before the one that goes out is through."""
 
+    shared_bytes: int = DEFAULT_SHARED_BYTES
+    """For files under ``/dev/shm``, for ranks on this machine; 0 sends them everything."""
+
     def __post_init__(self) -> None:
+        if self.shared_bytes < 0:
+            raise ValueError(f"shared_bytes={self.shared_bytes} must be at least 0")
         if not 0 <= self.port < 1 << 16:
             raise ValueError(f"port={self.port} must be 0 to 65535")
         for name in ("max_streams", "num_threads", "blocks_ahead"):

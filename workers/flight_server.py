@@ -10,17 +10,20 @@ to over a second.
 
 from __future__ import annotations
 
+import hmac
 import logging
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.flight as fl
 
 from ringfeed.pipeline.flight_wire import REFUSED, DirectoryQuestion, Feeder, Hello
+from ringfeed.pipeline.shm_files import BlockFolder, host_mark
 from ringfeed.pipeline.step_block import block_schema
 from ringfeed.workers.flight_auth import BearerCheck
 from ringfeed.workers.flight_exchange import BlockExchange, ExchangeParts
@@ -67,6 +70,7 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]
         self._is_stopping = False
         self._pool = ThreadPoolExecutor(options.num_threads, thread_name_prefix="ringfeed-get")
         _check_free(options)
+        self._folder: BlockFolder | None = None
         try:
             super().__init__(_location(options), **_security(options))
         except pa.ArrowException as error:
@@ -75,6 +79,7 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]
                 f"cannot listen on {options.host}:{options.port}: {str(error).splitlines()[0]}; the address "
                 f"is none of this machine{files}"
             ) from None
+        self._folder = _make_folder(options.shared_bytes)
 
     @property
     def url(self) -> str:
@@ -87,6 +92,11 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]
         """Ranks that are served now."""
         with self._lock:
             return len(self._exchanges)
+
+    @property
+    def feeder(self) -> Feeder:
+        """This server, as another directory names it."""
+        return replace(self._only_me()[0], url=self.url)
 
     def get_flight_info(self, context: Any, descriptor: Any) -> Any:  # noqa: ARG002
         with _refusals():
@@ -111,6 +121,7 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]
             schema=block_schema(facts, hello.columns),
             get=lambda request: self._pool.submit(self._supply.block, request),
             blocks_ahead=self._options.blocks_ahead,
+            folder=self._folder if self._shares_memory(hello.proof) else None,
         )
         exchange = BlockExchange(parts, reader, writer)
         self._enter(exchange)
@@ -139,6 +150,8 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]
         thread.start()
         thread.join(grace_seconds)
         self._pool.shutdown(wait=False, cancel_futures=True)
+        if self._folder is not None:
+            self._folder.close()
         return not thread.is_alive()
 
     def __enter__(self) -> Self:
@@ -160,7 +173,24 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]
             self._exchanges.add(exchange)
 
     def _only_me(self) -> list[Feeder]:
-        return [Feeder(url=None)]
+        return [
+            Feeder(url=None, host=host_mark(), folder=None if self._folder is None else self._folder.name)
+        ]
+
+    def _shares_memory(self, proof: str | None) -> bool:
+        if self._folder is None or proof is None:
+            return False
+        return hmac.compare_digest(proof.encode(), self._folder.proof.encode())
+
+
+def _make_folder(budget: int) -> BlockFolder | None:
+    if not budget:
+        return None
+    try:
+        return BlockFolder(budget=budget)
+    except OSError as error:
+        _LOG.warning("no files under /dev/shm (%s): blocks are sent to ranks on this machine, too", error)
+        return None
 
 
 def _check_run(fingerprint: str | None, facts: FeedFacts) -> None:

@@ -17,7 +17,7 @@ from ringfeed.pipeline.opening import OpenOptions, open_spec
 from ringfeed.pipeline.plan import Plan
 from ringfeed.pipeline.planner.options import PlanOptions
 from ringfeed.pipeline.planner.run import run_plan
-from ringfeed.sharding.layouts import make_layout
+from ringfeed.sharding.layouts import read_layout
 from ringfeed.workers.block_builder import BlockBuilder, PlanOpener
 from ringfeed.workers.flight_server import FlightServer
 
@@ -149,7 +149,7 @@ def make_builder(plan):
 
 
 def builder_of(path, layout, *, block_bytes=1024):
-    opened = OpenOptions(layout=make_layout(layout), cp_size=2)
+    opened = OpenOptions(layout=read_layout(layout), cp_size=2)
     opener = PlanOpener(plan=path, spec=open_spec(Plan.open(path), opened, pad_id=5))
     return BlockBuilder(opener, block_bytes=block_bytes)
 
