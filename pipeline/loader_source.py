@@ -20,7 +20,7 @@ from ringfeed.pipeline.findings import folder_format
 from ringfeed.pipeline.manifest import describe_difference
 from ringfeed.pipeline.opening import OpenOptions, check_chunk, open_spec
 from ringfeed.pipeline.pack_lengths import PackShape
-from ringfeed.pipeline.plan import Plan
+from ringfeed.pipeline.plan_growth import follow_plan
 from ringfeed.pipeline.plan_source import PlanSource
 from ringfeed.pipeline.skip import check_steps, read_skip_list
 from ringfeed.pipeline.store import SHARDS_FORMAT, FileStore
@@ -94,7 +94,7 @@ def _is_shards(folder: Path) -> bool:
 
 
 def _open_plan(folder: Path, options: SourceOptions) -> RankSource:
-    plan = Plan.open(folder)
+    plan = follow_plan(folder)
     layout = _as_layout(options.layout)
     if layout is None:
         raise ValueError(

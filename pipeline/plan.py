@@ -10,7 +10,6 @@ and the last two blocks stay in memory.
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,28 +18,23 @@ import pyarrow as pa
 
 from ringfeed.pipeline.manifest import CorruptDataError, Manifest, describe_difference, read_manifest
 from ringfeed.pipeline.pack_lengths import LengthBuckets, PackLengths, PackShape
-from ringfeed.pipeline.plan_blocks import FOOTPRINT_MULTIPLES, Block, pack_footprints, read_block
+from ringfeed.pipeline.plan_blocks import (
+    FOOTPRINT_MULTIPLES,
+    Block,
+    FootprintScan,
+    pack_footprints,
+    read_block,
+)
 from ringfeed.pipeline.recipe import Recipe, RecipeSegment
 from ringfeed.pipeline.step_packs import StepPacks
 
 if TYPE_CHECKING:
     from ringfeed.pipeline.corpus_set import CorpusSet
 
-__all__ = ["PLAN_FORMAT", "FootprintScan", "Plan"]
+__all__ = ["PLAN_FORMAT", "Plan"]
 
 PLAN_FORMAT = "ringfeed-plan"
 _BLOCKS_KEPT = 2
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FootprintScan:
-    """How the packs of a plan fit a budget at another multiple than its own."""
-
-    largest: int
-    """Tokens that the largest pack takes: the smallest budget that is enough."""
-    num_over: int
-    """Packs that take more than the budget."""
-    num_packs: int
 
 
 class Plan:
@@ -49,6 +43,8 @@ class Plan:
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         """Use ``Plan.open``."""
         self.path = folder
+        self._folder = folder
+        """Where the files are now."""
         self.manifest = manifest
         self._facts: dict[str, Any] = manifest.facts
         self.segments = tuple(map(RecipeSegment.from_json, manifest.made_from["segments"]))
@@ -69,6 +65,11 @@ class Plan:
         """
         folder = Path(path)
         return cls(folder, read_manifest(folder, format=PLAN_FORMAT))
+
+    @property
+    def is_growing(self) -> bool:
+        """Is it still being made (``plan_growth.py``)? Whatever is said of the whole is then said so far."""
+        return False
 
     @property
     def recipe(self) -> Recipe:
@@ -150,6 +151,10 @@ class Plan:
     def report(self) -> dict[str, Any]:
         """What ``plan --report --json`` prints."""
         return dict(self._facts["report"])
+
+    def wait_for_step(self, i: int, *, stop: threading.Event | None = None) -> bool:  # noqa: ARG002
+        """Return whether the plan has step ``i``; a growing one waits for the answer."""
+        return 0 <= i < self.num_steps
 
     def step(self, i: int) -> pa.Table:
         """Return step ``i`` with one row per pack, as ``pipeline/step_packs.py`` ``SCHEMA`` says.
@@ -274,7 +279,7 @@ class Plan:
 
     def _read_block(self, number: int) -> Block:
         try:
-            return read_block(self.path, self.manifest.files[number])
+            return read_block(self._folder, self.manifest.files[number])
         except CorruptDataError:
             if not self._has_been_replaced():
                 raise

@@ -7,7 +7,7 @@ The format is described, with its bytes, in ``docs/plan_format.md``.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -23,20 +23,27 @@ from ringfeed.sharding.padding import slot_lengths
 
 __all__ = [
     "FOOTPRINT_MULTIPLES",
+    "SNAPSHOT_KEY",
     "Block",
     "BlockFacts",
+    "FootprintScan",
     "block_name",
     "losses_name",
     "pack_footprints",
     "read_block",
     "read_block_facts",
     "read_columns",
+    "read_finished",
     "snapshot_name",
+    "sum_facts",
     "write_block",
 ]
 
 FOOTPRINT_MULTIPLES = tuple(1 << power for power in range(11))
 """Multiples whose largest pack footprint is stored: the powers of two up to 1,024."""
+
+SNAPSHOT_KEY = b"ringfeed.snapshot"
+"""Where a snapshot's schema has the planner's state (``planner/snapshots.py``)."""
 
 _FACTS_KEY = b"ringfeed.plan_block"
 # Level 1 is a few per cent larger and several times faster than 9 (docs/plan_format.md).
@@ -100,6 +107,17 @@ class Block:
         return int(first), int(last)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FootprintScan:
+    """How the packs of a plan fit a budget at another multiple than its own."""
+
+    largest: int
+    """Tokens that the largest pack takes: the smallest budget that is enough."""
+    num_over: int
+    """Packs that take more than the budget."""
+    num_packs: int
+
+
 def block_name(block: int) -> str:
     """Return the file name of block ``block``."""
     return f"block-{block:05d}.arrow"
@@ -120,6 +138,20 @@ def pack_footprints(rows: PackRows, *, multiple: int) -> NDArray[np.int64]:
     if len(rows.steps) == 0:
         return np.empty(0, np.int64)
     return np.add.reduceat(slot_lengths(rows.pieces.lengths, multiple=multiple), rows.offsets[:-1])
+
+
+def sum_facts(facts: Sequence[BlockFacts]) -> dict[str, Any]:
+    """Return what is true of some blocks together, JSON-able."""
+    supervised = [block.source_supervised for block in facts if block.source_supervised is not None]
+    return {
+        "first_steps": [block.first_step for block in facts],
+        "footprints": [max(sizes) for sizes in zip(*(block.footprints for block in facts), strict=True)],
+        "largest_num_pieces": max((block.largest_num_pieces for block in facts), default=0),
+        "least_supervised": min((b.least_supervised for b in facts if b.least_supervised), default=None),
+        "num_epochs": max((block.num_epochs for block in facts), default=0),
+        "source_tokens": [sum(counts) for counts in zip(*(b.source_tokens for b in facts), strict=True)],
+        "source_supervised": [sum(c) for c in zip(*supervised, strict=True)] if supervised else None,
+    }
 
 
 def write_block(path: Path, rows: PackRows, facts: BlockFacts) -> None:
@@ -157,6 +189,13 @@ def read_block_facts(path: Path) -> BlockFacts:
     """Return the facts of a block, reading none of its rows and checking no hash."""
     with pa.memory_map(str(path)) as source, pa.ipc.open_file(source, options=_ONE_THREAD) as reader:
         return BlockFacts.decode(reader.schema.metadata[_FACTS_KEY])
+
+
+def read_finished(path: Path) -> FileEntry | None:
+    """Return what the snapshot at ``path`` says of the block before it, None for the first snapshot."""
+    with pa.memory_map(str(path)) as source, pa.ipc.open_file(source, options=_ONE_THREAD) as reader:
+        finished = json.loads(reader.schema.metadata[SNAPSHOT_KEY])["finished"]
+    return None if finished is None else FileEntry(**finished)
 
 
 def read_columns(path: Path, names: list[str]) -> pa.Table:

@@ -28,6 +28,7 @@ from ringfeed.pipeline.view_source import NO_OVERLAY, Overlay, PackView, StepFac
 from ringfeed.pipeline.views import RankView
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Sequence
 
     import numpy.typing as npt
@@ -74,6 +75,17 @@ class PlanSource(LocalSource):
     @property
     def num_steps(self) -> int:
         return self._plan.num_steps
+
+    @property
+    def is_growing(self) -> bool:
+        return self._plan.is_growing
+
+    def has_step(self, step: int) -> bool:
+        return self._plan.wait_for_step(step)
+
+    def wait_for(self, step: int, micro_batch: int, *, stop: threading.Event) -> bool:
+        del micro_batch
+        return self._plan.wait_for_step(step, stop=stop)
 
     @property
     def packs_per_step(self) -> int:
@@ -134,7 +146,7 @@ class PlanSource(LocalSource):
             return False
         # If all that it names stood in one step, in every epoch.
         most = int(self._corpora.lengths(self.overlay.documents).sum()) * self._plan.num_epochs
-        return least is None or most >= least
+        return self.is_growing or least is None or most >= least
 
     def pack_view(self, step: int, pack: int | None, *, cp_rank: int) -> PackView:
         pieces, skipped = self._pieces(step, pack)

@@ -26,11 +26,12 @@ from ringfeed.pipeline.manifest import (
     Manifest,
     canonical_json,
     describe_difference,
+    partial_folder,
     read_manifest,
     write_manifest,
 )
 
-__all__ = ["StagedFolder", "write_atomically"]
+__all__ = ["StagedFolder", "announced", "write_atomically"]
 
 _STAGING = ".staging"
 _LOCK = "writer.lock"
@@ -57,6 +58,14 @@ def write_atomically(path: Path) -> Iterator[Path]:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
+
+
+def announced(output: Path, *, format: str) -> Manifest | None:
+    """Return what the writer of ``output`` announced, None where nobody did, or it is finished."""
+    scratch = partial_folder(Path(os.path.realpath(output))) / _STAGING
+    if not (scratch / MANIFEST_NAME).is_file():
+        return None
+    return read_manifest(scratch, format=format)
 
 
 class StagedFolder:
@@ -136,6 +145,16 @@ class StagedFolder:
         if self._lock is not None and not self._has_work():
             self.discard()
         self.close()
+
+    def announce(self, manifest: Manifest) -> None:
+        """Say what the folder will be, for those who read what is whole of it already."""
+        try:
+            if read_manifest(self.scratch, format=self._format) == manifest:
+                return
+        except ValueError:
+            # Not there yet, or damaged when an earlier writer died.
+            pass
+        write_manifest(self.scratch, manifest)
 
     def publish(self, manifest: Manifest) -> None:
         """Write the manifest, sync, and give the folder its final name.
@@ -235,7 +254,7 @@ class StagedFolder:
             temporary.write_text(json.dumps(mine, indent=1))
 
     def _has_work(self) -> bool:
-        own = {_LOCK, _REQUEST, f".{_REQUEST}{_TEMPORARY_SUFFIX}"}
+        own = {_LOCK, MANIFEST_NAME, _REQUEST, f".{_REQUEST}{_TEMPORARY_SUFFIX}"}
         inside = {entry.name for entry in self.path.iterdir()} - {_STAGING}
         return bool(inside or {entry.name for entry in self.scratch.iterdir()} - own)
 

@@ -5,7 +5,7 @@ Out:  ``Recipe``, the request of a ``StagedFolder`` (``pipeline/staging.py``), `
 """
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,11 @@ import pyarrow as pa
 from ringfeed.pipeline.manifest import FileEntry, Manifest, file_entry, fingerprint
 from ringfeed.pipeline.plan import PLAN_FORMAT
 from ringfeed.pipeline.plan_blocks import (
-    BlockFacts,
     block_name,
     losses_name,
     read_block_facts,
     snapshot_name,
+    sum_facts,
 )
 from ringfeed.pipeline.planner.block_planner import BlocksDone, PlanTask
 from ringfeed.pipeline.planner.documents import DocumentTable
@@ -27,7 +27,7 @@ from ringfeed.pipeline.planner.options import PlanOptions
 from ringfeed.pipeline.planner.report import measure_plan
 from ringfeed.pipeline.recipe import Recipe, RecipeSegment
 
-__all__ = ["finished_manifest", "plan_recipe", "plan_request", "source_facts"]
+__all__ = ["announcement", "finished_manifest", "plan_recipe", "plan_request", "source_facts"]
 
 
 def plan_recipe(options: PlanOptions, documents: DocumentTable) -> Recipe:
@@ -89,6 +89,17 @@ def source_facts(documents: DocumentTable, output: Path) -> dict[str, Any]:
     }
 
 
+def announcement(task: PlanTask, *, request: dict[str, Any], output: Path) -> Manifest:
+    """Return what is known of a plan before its first block, for those who follow it."""
+    return Manifest(
+        format=PLAN_FORMAT,
+        fingerprint=fingerprint(request),
+        made_from=request,
+        files=(),
+        facts=source_facts(task.documents, output),
+    )
+
+
 def finished_manifest(task: PlanTask, done: BlocksDone, *, request: dict[str, Any], output: Path) -> Manifest:
     """Measure the blocks in the task's folder, and return the manifest of the plan that they are."""
     folder = task.folder
@@ -108,29 +119,11 @@ def finished_manifest(task: PlanTask, done: BlocksDone, *, request: dict[str, An
             "num_packs": report.packs,
             "num_pieces": report.pieces,
             "flush_step": done.flush_step,
-            **_block_sums(facts),
+            **sum_facts(facts),
             **source_facts(task.documents, output),
             "report": report.as_dict(),
         },
     )
-
-
-def _block_sums(facts: list[BlockFacts]) -> dict[str, Any]:
-    """Return what is true of all blocks together."""
-    supervised = [block.source_supervised for block in facts if block.source_supervised is not None]
-    return {
-        "first_steps": [block.first_step for block in facts],
-        "footprints": _columns(max, [block.footprints for block in facts]),
-        "largest_num_pieces": max(block.largest_num_pieces for block in facts),
-        "least_supervised": min((b.least_supervised for b in facts if b.least_supervised), default=None),
-        "num_epochs": max(block.num_epochs for block in facts),
-        "source_tokens": _columns(sum, [block.source_tokens for block in facts]),
-        "source_supervised": _columns(sum, supervised) if supervised else None,
-    }
-
-
-def _columns(combine: Callable[[Iterable[int]], int], rows: list[tuple[int, ...]]) -> list[int]:
-    return [combine(column) for column in zip(*rows, strict=True)]
 
 
 def _other_files(folder: Path, num_blocks: int) -> list[FileEntry]:

@@ -1,7 +1,8 @@
 """Plan a portion at a time: each block can be read before the next one is planned.
 
 In:   ``PlanOptions`` (``options.py``)
-Out:  blocks in ``PLAN.partial``; at the end the finished plan, by one rename (``pipeline/staging.py``)
+Out:  blocks in ``PLAN.partial``, which ``pipeline/plan_growth.py`` reads at once; the finished plan, by one
+      rename (``pipeline/staging.py``)
 
 ``run_plan`` goes through in one go. A service keeps a session open and stays ahead of its fastest reader.
 Killed at any moment, a session with the same options goes on at the last finished block.
@@ -19,7 +20,12 @@ from ringfeed.pipeline.planner.documents import open_documents
 from ringfeed.pipeline.planner.draw_rules import draw_rules
 from ringfeed.pipeline.planner.extend import Extension, extend_plan
 from ringfeed.pipeline.planner.options import PlanOptions
-from ringfeed.pipeline.planner.plan_manifest import finished_manifest, plan_recipe, plan_request
+from ringfeed.pipeline.planner.plan_manifest import (
+    announcement,
+    finished_manifest,
+    plan_recipe,
+    plan_request,
+)
 from ringfeed.pipeline.planner.report import PlanReport
 from ringfeed.pipeline.progress import Progress, SilentProgress
 from ringfeed.pipeline.recipe import RecipeSegment
@@ -39,7 +45,10 @@ class PlanSession:
         self._blocks = plan_blocks(task)
         self.manifest = staged.finished
         """Of the finished plan; None while there are steps to plan."""
-        self._done = None if self.manifest is not None else next(self._blocks)
+        self._done: BlocksDone | None = None
+        if self.manifest is None:
+            staged.announce(announcement(task, request=request, output=staged.output))
+            self._done = next(self._blocks)
 
     @classmethod
     def open(cls, options: PlanOptions) -> Self:

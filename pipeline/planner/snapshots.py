@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from ringfeed.pipeline.manifest import FileEntry
+from ringfeed.pipeline.plan_blocks import SNAPSHOT_KEY
 from ringfeed.pipeline.planner.cursors import StreamCursor
 from ringfeed.pipeline.planner.stream import StreamPieces
 from ringfeed.pipeline.planner.windows import WindowStart
@@ -22,7 +23,6 @@ from ringfeed.pipeline.step_packs import Pieces
 
 __all__ = ["Snapshot", "read_snapshot", "write_snapshot"]
 
-_STATE_KEY = b"ringfeed.snapshot"
 _COLUMNS = ("documents", "starts", "lengths", "epochs", "slots", "arrivals", "arrival_steps")
 
 
@@ -64,7 +64,7 @@ def write_snapshot(path: Path, snapshot: Snapshot) -> None:
         *(carried.slots, carried.arrivals, carried.arrival_steps),
     ]
     batch = pa.RecordBatch.from_arrays([pa.array(column) for column in columns], _COLUMNS)
-    batch = batch.replace_schema_metadata({_STATE_KEY: json.dumps(state, separators=(",", ":")).encode()})
+    batch = batch.replace_schema_metadata({SNAPSHOT_KEY: json.dumps(state, separators=(",", ":")).encode()})
     options = pa.ipc.IpcWriteOptions(compression="zstd", use_threads=False)
     with (
         write_atomically(path) as temporary,
@@ -78,7 +78,7 @@ def read_snapshot(path: Path) -> Snapshot:
     """Return the snapshot at ``path``."""
     with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as reader:
         batch = reader.get_batch(0)
-        state = json.loads(reader.schema.metadata[_STATE_KEY])
+        state = json.loads(reader.schema.metadata[SNAPSHOT_KEY])
     # Copied: the arrays must not depend on the reader's buffers.
     arrays = {name: np.array(batch.column(name).to_numpy()) for name in _COLUMNS}
     pieces = Pieces(arrays["documents"], arrays["starts"], arrays["lengths"], arrays["epochs"])
