@@ -89,6 +89,7 @@ def train_step(
             reduction="mean",
             dp_size=batch.info.dp_size,
             cp_size=batch.info.cp_size,
+            copies=batch.info.copies,
         )
         loss.backward()
         step_loss += loss.detach()

@@ -68,6 +68,11 @@ class BatchInfo:
     max_seqlen_padded: Count
     """Widest slot of the chunk, its tail slots included."""
 
+    @property
+    def copies(self) -> int:
+        """Ranks of cp that hold the same token, for ``sharding.loss``: all of them with layout identity."""
+        return self.cp_size if self.layout == "identity" else 1
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Chunk:

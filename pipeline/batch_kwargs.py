@@ -92,6 +92,12 @@ class _Backend:
         is_free = self.layouts is None or (cp_size == 1 and self.any_layout_at_cp_1)
         return is_free or layout in (self.layouts or ())
 
+    def takes(self, info: BatchInfo) -> bool:
+        """Whether the chunk holds no more documents than the backend can tell apart."""
+        # A whole step has a count for each of its micro-batches.
+        counts = info.num_documents if isinstance(info.num_documents, tuple) else (info.num_documents,)
+        return self.max_documents is None or max(counts) <= self.max_documents
+
     @property
     def wants(self) -> str:
         """Which layouts and cp sizes fit, for an error message."""
@@ -130,13 +136,27 @@ def attention_kwargs(batch: Batch, backend: str, *, pads: str) -> dict[str, Any]
 
 
 def _check_fit(info: BatchInfo, backend: str) -> None:
-    if _BACKENDS[backend].fits(info.layout, info.cp_size):
-        return
-    fitting = [name for name, other in _BACKENDS.items() if other.fits(info.layout, info.cp_size)]
-    raise ValueError(
-        f"layout {info.layout!r} at cp {info.cp_size} does not fit backend {backend!r}, which wants "
-        f"{_BACKENDS[backend].wants}; backends that fit this layout: {', '.join(fitting)}"
-    )
+    chosen = _BACKENDS[backend]
+    if not chosen.fits(info.layout, info.cp_size):
+        raise ValueError(
+            f"layout {info.layout!r} at cp {info.cp_size} does not fit backend {backend!r}, which wants "
+            f"{chosen.wants}; {_fitting(info)}"
+        )
+    if not chosen.takes(info):
+        raise ValueError(
+            f"the chunk has {info.num_documents} real documents, backend {backend!r} attends over "
+            f"{chosen.max_documents}: plan packs of one document, or use a backend that takes documents; "
+            f"{_fitting(info)}"
+        )
+
+
+def _fitting(info: BatchInfo) -> str:
+    names = [
+        name
+        for name, backend in _BACKENDS.items()
+        if backend.fits(info.layout, info.cp_size) and backend.takes(info)
+    ]
+    return f"backends that fit this chunk and its layout: {', '.join(names)}"
 
 
 _BACKENDS = {

@@ -9,6 +9,7 @@ Out:  a loss whose gradients, once reduced over dp and cp, are those of one proc
         reduction="mean",  # what DDP and FSDP do
         dp_size=batch.info.dp_size,
         cp_size=batch.info.cp_size,
+        copies=batch.info.copies,  # 1 but for layout identity
     )
     loss.backward()  # every micro-batch; gradients add up, and nothing is divided again
 
@@ -21,6 +22,7 @@ Shapes: L local tokens, V vocabulary.
 from __future__ import annotations
 
 from enum import StrEnum
+from numbers import Integral
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -65,8 +67,8 @@ def loss_scale(
         "copies": copies,
     }
     for name, count in counts.items():
-        if count < 1:
-            raise ValueError(f"{name} must be at least 1, got {count}")
+        if not isinstance(count, Integral) or count < 1:
+            raise ValueError(f"{name} must be an integer of at least 1, got {count!r}")
     if cp_size % copies:
         raise ValueError(
             f"copies={copies} must divide cp_size={cp_size}: each token is on that many cp ranks"
@@ -118,11 +120,17 @@ def token_loss_sum(logits: Tensor, labels: Tensor) -> Tensor:
 
     Args:
         logits: [..., V] of the local tokens.
-        labels: [...], int64, shifted already as views have them; -100 is left out.
+        labels: [...], int64 or int32, shifted already as views have them; -100 is left out.
+
+    Raises:
+        ValueError: if ``labels`` are no integers.
     """
     import torch
 
+    if labels.dtype not in (torch.int64, torch.int32):
+        raise ValueError(f"labels are {labels.dtype}, must be int64 or int32: one token id per position")
+
     wide = torch.promote_types(logits.dtype, torch.float32)
     return torch.nn.functional.cross_entropy(
-        logits.flatten(0, -2).to(wide), labels.flatten(), ignore_index=IGNORE_LABEL, reduction="sum"
+        logits.flatten(0, -2).to(wide), labels.flatten().long(), ignore_index=IGNORE_LABEL, reduction="sum"
     )

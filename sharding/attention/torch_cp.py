@@ -50,8 +50,8 @@ def require_one_document(cu_seqlens: Any, cu_seqlens_padded: Any) -> None:
     if len(real) > 1:
         raise ValueError(
             f"the chunk has {len(real)} real documents, but torch's SDPA ring attends over a chunk as one "
-            "document: plan packs of one document, or use a backend that takes documents "
-            "('te', 'allgather', 'flex-cp')"
+            "document: plan packs of one document, or use a backend that takes documents ('allgather' and "
+            "'flex' do with any layout)"
         )
     if len(real) and slots[real[0]]:
         raise ValueError(

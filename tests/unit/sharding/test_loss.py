@@ -23,8 +23,10 @@ def test_scale_follows_from_counts(reduction, copies, expected):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"global_supervised": 0}, r"global_supervised must be at least 1, got 0"),
-        ({"dp_size": 0}, r"dp_size must be at least 1"),
+        ({"global_supervised": 0}, r"global_supervised must be an integer of at least 1, got 0"),
+        ({"global_supervised": 1.5}, r"global_supervised must be an integer of at least 1, got 1.5"),
+        ({"global_supervised": (1, 2)}, r"global_supervised must be an integer .* got \(1, 2\)"),
+        ({"dp_size": 0}, r"dp_size must be an integer of at least 1"),
         ({"copies": 3}, r"copies=3 must divide cp_size=4"),
         ({"reduction": "avg"}, r"reduction='avg' must be one of sum, mean"),
     ],
@@ -43,6 +45,15 @@ def test_summed_loss_leaves_ignored_labels_out():
     logs = logits.log_softmax(-1)
     expected = -(logs[0, 0, 1] + logs[0, 2, 6] + logs[1, 1, 0])
     torch.testing.assert_close(token_loss_sum(logits, labels), expected)
+
+
+def test_labels_may_be_as_short_as_a_loader_hands_them_out():
+    logits = torch.randn(4, 7)
+    labels = torch.tensor([1, -100, 0, 6])
+
+    assert token_loss_sum(logits, labels.int()) == token_loss_sum(logits, labels)
+    with pytest.raises(ValueError, match=r"labels are torch.float32, must be int64 or int32"):
+        token_loss_sum(logits, labels.float())
 
 
 def test_a_view_without_labels_gives_zero_and_zero_gradients():

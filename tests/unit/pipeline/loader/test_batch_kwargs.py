@@ -124,12 +124,17 @@ def test_allgather_describes_every_layout(run, layout):
         ("contiguous", 2, "te", r"wants layout 'te', or cp 1 .*; backends .*: hf, allgather, flex, flex-cp$"),
         ("identity", 2, "te", r"layout 'identity' at cp 2 does not fit backend 'te'"),
         ("te", 2, "hf-flash", r"wants cp 1 with .*: te, megatron, hf, allgather, flex, ring-flash$"),
-        ("whole_document", 2, "megatron", r"backends that fit this layout: hf, allgather, flex$"),
+        (
+            "whole_document",
+            2,
+            "megatron",
+            r"backends that fit this chunk and its layout: hf, allgather, flex$",
+        ),
         ("head_tail", 2, "ring-flash", r"wants layout 'te', .*: hf, allgather, flex, flex-cp, torch-cp$"),
         ("te", 2, "flex-cp", r"wants layout 'head_tail' or 'contiguous' or 'ptrr'; "),
         ("contiguous", 2, "torch-cp", r"wants layout 'head_tail', or cp 1 with any layout; "),
         ("te", 1, "magi", r"wants layout 'magi'; "),
-        ("magi", 2, "te", r"backends that fit this layout: hf, allgather, flex, magi$"),
+        ("magi", 2, "te", r"backends that fit this chunk and its layout: hf, allgather, flex, magi$"),
         ("te", 2, ["te"], r"backend=\['te'\] is not supported; supported: te, megatron"),
         (
             "te",
@@ -144,6 +149,11 @@ def test_refuses_what_does_not_fit_and_names_what_does(run, layout, cp_size, bac
 
     with pytest.raises(ValueError, match=message):
         batch.kwargs(backend)
+
+
+@pytest.mark.parametrize(("layout", "copies"), [("identity", 2), ("whole_document", 1), ("te", 1)])
+def test_info_says_how_many_ranks_hold_a_token(run, layout, copies):
+    assert next(iter(run.load(layout=layout, cp_size=2))).info.copies == copies
 
 
 @pytest.mark.parametrize("layout", ["head_tail", "contiguous", "whole_document", "identity"])

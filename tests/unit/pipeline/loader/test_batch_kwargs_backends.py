@@ -262,8 +262,18 @@ def test_torch_cp_counts_documents(run):
     assert set(kwargs) == {"input_ids", "position_ids"}
     assert torch.equal(kwargs["input_ids"], alone.tensors["input_ids"][None])
     assert torch.equal(kwargs["position_ids"], alone.tensors["position_ids"][None])
-    with pytest.raises(ValueError, match=rf"the chunk has {several.info.num_documents} real documents"):
+    told = rf"the chunk has {several.info.num_documents} real documents.*: hf, allgather, flex, flex-cp$"
+    with pytest.raises(ValueError, match=told):
         several.kwargs("torch-cp")
+
+
+def test_a_refusal_names_only_backends_that_take_the_chunk(run):
+    batches = list(run.load(layout="head_tail", cp_size=2))
+    alone = next(b for b in batches if b.info.num_documents == 1)
+
+    with pytest.raises(ValueError, match=r": hf, allgather, flex, flex-cp, torch-cp$"):
+        alone.kwargs("te")
+    assert alone.kwargs("torch-cp")
 
 
 def test_an_all_padding_chunk_is_legal_for_every_backend_that_takes_it(run):
