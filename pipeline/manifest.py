@@ -29,6 +29,7 @@ __all__ = [
     "fingerprint",
     "partial_folder",
     "read_manifest",
+    "was_replaced",
     "write_manifest",
 ]
 
@@ -138,6 +139,14 @@ def read_manifest(folder: Path, *, format: str) -> Manifest:
     _check_manifest(path, body)
     body["files"] = tuple(FileEntry(**entry) for entry in body["files"])
     return Manifest(**body)
+
+
+def was_replaced(folder: Path, manifest: Manifest) -> bool:
+    """Return whether ``folder`` holds something else by now than when ``manifest`` was read from it."""
+    try:
+        return read_manifest(folder, format=manifest.format).fingerprint != manifest.fingerprint
+    except ValueError:
+        return False
 
 
 def file_entry(folder: Path, relpath: str, rows: int) -> FileEntry:

@@ -16,13 +16,18 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from ringfeed.pipeline.manifest import CorruptDataError, Manifest, describe_difference, read_manifest
+from ringfeed.pipeline.manifest import (
+    CorruptDataError,
+    Manifest,
+    describe_difference,
+    read_manifest,
+    was_replaced,
+)
 from ringfeed.pipeline.pack_lengths import LengthBuckets, PackLengths, PackShape
 from ringfeed.pipeline.plan_blocks import (
     FOOTPRINT_MULTIPLES,
     Block,
     FootprintScan,
-    pack_footprints,
     read_block,
 )
 from ringfeed.pipeline.recipe import Recipe, RecipeSegment
@@ -152,6 +157,10 @@ class Plan:
         """What ``plan --report --json`` prints."""
         return dict(self._facts["report"])
 
+    def refresh(self) -> int:
+        """Return ``num_steps``; a growing plan looks for new blocks first."""
+        return self.num_steps
+
     def wait_for_step(self, i: int, *, stop: threading.Event | None = None) -> bool:  # noqa: ARG002
         """Return whether the plan has step ``i``; a growing one waits for the answer."""
         return 0 <= i < self.num_steps
@@ -211,12 +220,7 @@ class Plan:
 
     def scan_footprints(self, *, multiple: int, budget: int) -> FootprintScan:
         """Read the whole plan and count the packs that take more than ``budget`` tokens at ``multiple``."""
-        largest = num_over = 0
-        for block in self.blocks():
-            footprints = pack_footprints(block.rows, multiple=multiple)
-            largest = max(largest, int(footprints.max()))
-            num_over += int((footprints > budget).sum())
-        return FootprintScan(largest=largest, num_over=num_over, num_packs=self.num_packs)
+        return FootprintScan.of(self.blocks(), multiple=multiple, budget=budget)
 
     def corpus_paths(self) -> list[Path]:
         """Return where the plan expects its corpora: stored relative to the plan's folder.
@@ -281,18 +285,12 @@ class Plan:
         try:
             return read_block(self._folder, self.manifest.files[number])
         except CorruptDataError:
-            if not self._has_been_replaced():
+            if not was_replaced(self.path, self.manifest):
                 raise
         raise ValueError(
             f"{self.path} was extended since it was opened, and block {number} has other steps now; open it "
             "again and load the last state"
         )
-
-    def _has_been_replaced(self) -> bool:
-        try:
-            return read_manifest(self.path, format=PLAN_FORMAT).fingerprint != self.manifest.fingerprint
-        except ValueError:
-            return False
 
     def _block_with(self, step: int) -> Block:
         if not 0 <= step < self.num_steps:

@@ -7,7 +7,7 @@ The format is described, with its bytes, in ``docs/plan_format.md``.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -116,6 +116,17 @@ class FootprintScan:
     num_over: int
     """Packs that take more than the budget."""
     num_packs: int
+
+    @classmethod
+    def of(cls, blocks: Iterable[Block], *, multiple: int, budget: int) -> "FootprintScan":
+        """Count the packs of ``blocks`` that take more than ``budget`` tokens at ``multiple``."""
+        largest = num_over = num_packs = 0
+        for block in blocks:
+            footprints = pack_footprints(block.rows, multiple=multiple)
+            largest = max(largest, int(footprints.max()))
+            num_over += int((footprints > budget).sum())
+            num_packs += len(footprints)
+        return cls(largest=largest, num_over=num_over, num_packs=num_packs)
 
 
 def block_name(block: int) -> str:
