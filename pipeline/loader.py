@@ -80,7 +80,8 @@ class Loader:
         """Open ``source`` for one rank. Nothing is read ahead before the first iteration.
 
         Args:
-            source: folder of a plan or of shards, URL of a service, or a fetcher (closed with the loader).
+            source: folder of a plan (also of one that is still being made) or of shards, URL of a service,
+                or a fetcher (closed with the loader).
             dp_rank: this rank's data-parallel coordinate; the ranks of one dp rank share its packs.
             dp_size: data-parallel ranks; dp_size * packs_per_chunk divides the plan's packs_per_step.
             cp_rank: this rank's context-parallel coordinate: which part of its packs it holds.

@@ -62,8 +62,9 @@ def sources_of(folder, *, kind):
     return {"corpora": [folder / "web", folder / "code"], "mixture": mixture, "steps": 300}
 
 
-def make_plan(folder, *, name, kind="lengths"):
+def make_plan(folder, *, name, kind="lengths", workers=1):
     options = PlanOptions(
+        workers=workers,
         **sources_of(folder, kind=kind),
         output=folder / name,
         pack_tokens=4096,
@@ -97,6 +98,13 @@ def test_killed_again_and_again_a_plan_ends_with_the_same_bytes(tmp_path, kind):
 
     assert kills >= 3
     assert content(tmp_path / "killed") == content(whole)
+
+
+@pytest.mark.parametrize("kind", ["lengths", "mixture"])
+def test_any_number_of_workers_writes_the_same_bytes(tmp_path, kind):
+    plans = [make_plan(tmp_path, name=f"by-{n}", kind=kind, workers=n) for n in (1, 2, 4)]
+
+    assert content(plans[0]) == content(plans[1]) == content(plans[2])
 
 
 def test_a_full_disk_ends_the_run_and_a_rerun_goes_on(tmp_path, monkeypatch):
