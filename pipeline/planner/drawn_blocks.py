@@ -158,6 +158,6 @@ class BlockMaker:
             pack_tokens=self._options.longest_piece,
             field=self._options.longest_piece_field,
             overflow=self._options.overflow,
-            balance=self._options.strategy,
+            balance=self._options.balance,
             max_piece=max_piece,
         )

@@ -1,7 +1,7 @@
 """What a user may set for a plan. Every rule between options is checked here, before any work starts.
 
 In:   arguments of ``ringfeed plan`` (``pipeline/cli.py``)
-Out:  ``PlanOptions``; ``document_multiple`` and ``strategy`` say what they come to
+Out:  ``PlanOptions``; ``document_multiple`` and others say what they come to
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from ringfeed.pipeline.planner.mixture import Mixture
 from ringfeed.pipeline.planner.variable_options import VariableWork, variable_work
 from ringfeed.pipeline.supervision import BOUNDARY_LABELS
 
-__all__ = ["Balance", "BlockLimits", "Overflow", "PlanOptions", "Unsupervised"]
+__all__ = ["Balance", "BlockLimits", "Overflow", "PlanOptions", "Schedule", "Unsupervised"]
 
 _Choice = TypeVar("_Choice", bound=StrEnum)
 _LARGEST_SEED = (1 << 64) - 1
@@ -28,13 +28,22 @@ class Balance(StrEnum):
     """How pieces become packs."""
 
     WORK = "work"
-    """Packs of like cost, looking ahead over steps. Not there yet: ``best_fit`` runs in its place."""
+    """Packs of like cost in every micro-batch of every step, looking ahead over the window's steps."""
     BEST_FIT = "best_fit"
     """Best-fit decreasing inside the look-ahead window: the least padding, nothing cut."""
     IN_ORDER = "in_order"
     """Next fit: documents stay in drawing order, a pack ends where the next one does not fit."""
     CONCAT = "concat"
     """Concatenate and chop at pack borders: no padding at the end of packs, documents are cut."""
+
+
+class Schedule(StrEnum):
+    """How slates are put together into steps, with ``balance=work``."""
+
+    SPREAD = "spread"
+    """From the most expensive to the cheapest in each step: steps cost much the same."""
+    HOMOGENEOUS = "homogeneous"
+    """Of like cost in each step: the micro-batches of a pipeline take equally long."""
 
 
 class Overflow(StrEnum):
@@ -104,6 +113,11 @@ class PlanOptions:
     """Steps of look-ahead."""
     slate_size: int | None = None
     """Packs in a slate, the dp the plan is meant for; by default ``packs_per_step``."""
+    schedule: Schedule = Schedule.SPREAD
+    """How slates make steps."""
+    long_tokens: int | None = None
+    """Documents of at least so many tokens are moved over the whole window, shorter ones hardly; by default a
+    sixteenth of a pack."""
     overflow: Overflow = Overflow.SPLIT
     seed: int | None = None
     """None draws documents in corpus order."""
@@ -136,6 +150,7 @@ class PlanOptions:
         object.__setattr__(self, "balance", _choose(Balance, "balance", self.balance))
         object.__setattr__(self, "overflow", _choose(Overflow, "overflow", self.overflow))
         object.__setattr__(self, "unsupervised", _choose(Unsupervised, "unsupervised", self.unsupervised))
+        object.__setattr__(self, "schedule", _choose(Schedule, "schedule", self.schedule))
         object.__setattr__(self, "pack_shape", _choose(PackShape, "pack_shape", self.pack_shape))
         buckets = _choose(LengthBuckets, "length_buckets", self.length_buckets)
         object.__setattr__(self, "length_buckets", buckets)
@@ -191,11 +206,9 @@ class PlanOptions:
         return self.slate_size if self.slate_size is not None else self.packs_per_step
 
     @property
-    def strategy(self) -> Balance:
-        """Return what really runs for ``balance``."""
-        if self.balance is Balance.WORK and self.variable is None:
-            return Balance.BEST_FIT
-        return self.balance
+    def tokens_of_long(self) -> int:
+        """Return ``long_tokens`` with its default filled in."""
+        return self.long_tokens if self.long_tokens is not None else max(1, self.pack_tokens // 16)
 
     def _check_multiple(self) -> None:
         if (self.max_cp is None) == (self.pad_multiple is None):
@@ -220,6 +233,12 @@ class PlanOptions:
             valid = [n for n in range(1, self.packs_per_step + 1) if self.packs_per_step % n == 0]
             raise ValueError(
                 f"slate_size={size} does not divide packs_per_step={self.packs_per_step}; valid: {valid}"
+            )
+        _check_positive("long_tokens", self.tokens_of_long)
+        if self.tokens_of_long > self.pack_tokens:
+            raise ValueError(
+                f"long_tokens={self.long_tokens} is more than a pack holds, so that no document would be "
+                f"placed ahead; use at most pack_tokens={self.pack_tokens}, or balance=best_fit"
             )
 
 

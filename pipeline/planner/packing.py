@@ -13,11 +13,60 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from ringfeed.pipeline.planner.cost import CostModel
+from ringfeed.pipeline.planner.options import PlanOptions, Schedule
 from ringfeed.pipeline.planner.stream import StreamPieces
 
-__all__ = ["Packing", "Pool", "group_by_pack"]
+__all__ = ["Packing", "Pool", "Shape", "group_by_pack"]
 
 Int64 = NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shape:
+    """The sizes that packing works with."""
+
+    pack_tokens: int
+    multiple: int
+    packs_per_step: int
+    window: int
+    slate_size: int
+    schedule: Schedule
+    long_tokens: int
+    cost_model: CostModel
+
+    @classmethod
+    def of(cls, options: PlanOptions) -> "Shape":
+        """Return the shape that ``options`` ask for."""
+        return cls(
+            pack_tokens=options.pack_tokens,
+            multiple=options.document_multiple,
+            packs_per_step=options.packs_per_step,
+            window=options.window,
+            slate_size=options.packs_per_slate,
+            schedule=options.schedule,
+            long_tokens=options.tokens_of_long,
+            cost_model=options.cost_model,
+        )
+
+    @property
+    def window_packs(self) -> int:
+        return self.window * self.packs_per_step
+
+    @property
+    def pool_slots(self) -> int:
+        """Slots that a pool holds while the stream goes on: a window, and one pack to choose from."""
+        return (self.window_packs + 1) * self.pack_tokens
+
+    @property
+    def steps_at_once(self) -> int:
+        """Steps that are planned from one pool where what is not in them is carried on."""
+        return max(1, self.window // 4)
+
+    @property
+    def run_packs(self) -> int:
+        """Packs of like cost that are chosen together."""
+        return self.packs_per_step if self.schedule is Schedule.HOMOGENEOUS else self.slate_size
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,8 +78,10 @@ class Pool:
     """The first so many were carried over from the window before."""
     final: bool
     """Nothing comes after: every piece must be packed now."""
-    first_step: int = 0
-    """Of the window."""
+    first_step: int
+    """The step that is planned next."""
+    planned_slots: int
+    """Slots of all pieces in steps so far."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,7 +95,7 @@ class Packing:
     carried: StreamPieces
     """Pieces left for the next window, in arrival order."""
     slates: NDArray[np.int32] | None = None
-    """int32 [K], slate of each pack within its step; None: packs of like cost (``rows.py``)."""
+    """int32 [K], slate of each pack in its step; None leaves them to their costs (``rows.py``)."""
 
 
 @njit(cache=True, nogil=True)

@@ -46,7 +46,7 @@ def plan_recipe(options: PlanOptions, documents: DocumentTable) -> Recipe:
         pad_multiple=options.document_multiple,
         packs_per_step=options.packs_per_step,
         slate_size=options.packs_per_slate,
-        balance=str(options.strategy),
+        balance=str(options.balance),
         window=options.window,
         overflow=str(options.overflow),
         seed=options.seed,

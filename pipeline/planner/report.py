@@ -110,7 +110,7 @@ def measure_plan(
             **_figures(meter.balance(num_steps=num_settled)),
         }
     return PlanReport(
-        balance=str(options.strategy),
+        balance=str(options.balance),
         steps=num_steps,
         packs=tally.packs,
         pieces=tally.pieces,

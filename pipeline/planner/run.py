@@ -23,11 +23,8 @@ def run_plan(options: PlanOptions, *, progress: Progress | None = None) -> PlanR
             the output holds something else.
         CorruptDataError: if a corpus is damaged.
     """
-    progress = progress or SilentProgress()
-    if options.strategy is not options.balance:
-        progress.log(f"balance={options.balance} is not there yet: planned with {options.strategy}")
     with PlanSession.open(options) as session:
-        session.advance(progress=progress)
+        session.advance(progress=progress or SilentProgress())
         return session.report()
 
 

@@ -1,7 +1,9 @@
-"""How a pool of pieces becomes packs: best fit, next fit, or concatenate and chop.
+"""How a pool of pieces becomes packs: balanced work, best fit, next fit, or concatenate and chop.
 
 In:   a ``Pool`` of at least one window's slots (``packing.py``)
 Out:  a ``Packing`` of whole steps; the rest is carried to the next window
+
+``work`` has its own module (``slates.py``).
 
 ``best_fit``: pieces carried over are placed first, longest first, then new ones, longest first, each into
 the fullest pack that has room. Packs that hold a carried piece are kept first (oldest piece first), then the
@@ -12,7 +14,7 @@ longest. So steps are near arrival order, and no step is made of long documents 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 
 import numpy as np
 from numba import njit
@@ -20,42 +22,37 @@ from numpy.typing import NDArray
 
 from ringfeed.pipeline.planner.best_fit import best_fit_decreasing, descending_order
 from ringfeed.pipeline.planner.options import Balance
-from ringfeed.pipeline.planner.packing import Packing, Pool, group_by_pack
+from ringfeed.pipeline.planner.packing import Packing, Pool, Shape, group_by_pack
+from ringfeed.pipeline.planner.slates import pack_slates
 from ringfeed.pipeline.planner.stream import StreamPieces
 from ringfeed.pipeline.step_packs import Pieces
 
-__all__ = ["Shape", "Strategy", "strategy_for"]
+__all__ = ["Strategy", "strategy_for"]
 
 Int64 = NDArray[np.int64]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Shape:
-    """The sizes that packing works with."""
-
-    pack_tokens: int
-    multiple: int
-    packs_per_step: int
-    window: int
-
-    @property
-    def window_packs(self) -> int:
-        return self.window * self.packs_per_step
-
-    @property
-    def pool_slots(self) -> int:
-        """Slots that a pool holds while the stream goes on: a window, and one pack to choose from."""
-        return (self.window_packs + 1) * self.pack_tokens
 
 
 Strategy = Callable[[Pool, Shape], Packing]
 
 
 def strategy_for(balance: Balance) -> Strategy:
-    """Return the function behind ``balance``, which is one that exists (``PlanOptions.strategy``)."""
-    return {Balance.BEST_FIT: pack_best_fit, Balance.IN_ORDER: pack_in_order, Balance.CONCAT: pack_concat}[
-        balance
-    ]
+    """Return the function behind ``balance``."""
+    return {
+        Balance.WORK: pack_work,
+        Balance.BEST_FIT: pack_best_fit,
+        Balance.IN_ORDER: pack_in_order,
+        Balance.CONCAT: pack_concat,
+    }[balance]
+
+
+def pack_work(pool: Pool, shape: Shape) -> Packing:
+    """Pack slates of like cost (``slates.py``); the plan's end takes no more packs than by best fit."""
+    packing = pack_slates(pool, shape)
+    if pool.final:
+        plain = pack_best_fit(pool, shape)
+        if len(plain.offsets) < len(packing.offsets):
+            return plain
+    return packing
 
 
 def pack_best_fit(pool: Pool, shape: Shape) -> Packing:
@@ -110,7 +107,7 @@ def pack_concat(pool: Pool, shape: Shape) -> Packing:
         stream.arrivals[which] + begins,
         np.where(begins == 0, stream.arrival_steps[which], -1),
     )
-    return _whole_steps(Pool(chopped, pool.num_carried, pool.final), packs, shape)
+    return _whole_steps(replace(pool, stream=chopped), packs, shape)
 
 
 @njit(cache=True, nogil=True)

@@ -19,10 +19,10 @@ from ringfeed.pipeline.planner.cursors import StreamCursor
 from ringfeed.pipeline.planner.documents import DocumentTable
 from ringfeed.pipeline.planner.draw_rules import draw_rules, open_feed, rule_at
 from ringfeed.pipeline.planner.options import PlanOptions
-from ringfeed.pipeline.planner.packing import Packing, Pool
+from ringfeed.pipeline.planner.packing import Packing, Pool, Shape
 from ringfeed.pipeline.planner.piece_stream import DrawRule, PieceStream, PoolPlace
 from ringfeed.pipeline.planner.redraw import Redraw
-from ringfeed.pipeline.planner.strategies import Shape, strategy_for
+from ringfeed.pipeline.planner.strategies import strategy_for
 from ringfeed.pipeline.planner.stream import UNKNOWN_STEP, Losses, StreamPieces
 from ringfeed.pipeline.planner.variable_packs import VariableShape, pack_variable
 
@@ -117,17 +117,25 @@ def _windows(
         rule = rule_at(rules, start.first_step)
         new, losses = stream.take(packer.pool_slots - carried_slots, rule=rule, place=place)
         final = carried_slots + int(new.slots.sum()) < packer.pool_slots
-        pieces = StreamPieces.concat([start.carried, new])
-        packing = packer.pack(Pool(pieces, len(start.carried), final, start.first_step))
+        pool = Pool(
+            StreamPieces.concat([start.carried, new]),
+            len(start.carried),
+            final,
+            start.first_step,
+            start.planned_slots,
+        )
+        packing = packer.pack(pool)
         num_packs = len(packing.offsets) - 1
         first_packs = np.append(np.arange(0, num_packs, options.packs_per_step), num_packs)
         if redraw is not None:
             packing = redraw(packing, first_packs, first_step=start.first_step)
-        packing, step_slots = _note_arrival_steps(packing, first_packs, start)
+        packing, window_slots = _note_arrival_steps(
+            packing, first_packs, start, step_slots=packer.step_slots
+        )
         after = WindowStart(
             cursor=stream.cursor,
             drawn_slots=stream.drawn_slots,
-            planned_slots=start.planned_slots + step_slots,
+            planned_slots=start.planned_slots + window_slots,
             first_step=start.first_step + len(first_packs) - 1,
             carried=packing.carried,
         )
@@ -149,14 +157,9 @@ class _Packer:
 
 
 def _packer(options: PlanOptions) -> _Packer:
-    shape = Shape(
-        pack_tokens=options.pack_tokens,
-        multiple=options.document_multiple,
-        packs_per_step=options.packs_per_step,
-        window=options.window,
-    )
+    shape = Shape.of(options)
     if options.variable is None:
-        strategy = strategy_for(options.strategy)
+        strategy = strategy_for(options.balance)
         return _Packer(
             pack=lambda pool: strategy(pool, shape),
             pool_slots=shape.pool_slots,
@@ -176,25 +179,26 @@ def _packer(options: PlanOptions) -> _Packer:
     )
 
 
-def _note_arrival_steps(packing: Packing, first_packs: Int64, start: WindowStart) -> tuple[Packing, int]:
+def _note_arrival_steps(
+    packing: Packing, first_packs: Int64, start: WindowStart, *, step_slots: int
+) -> tuple[Packing, int]:
     """Fill in which step holds each new piece's place in the stream; also return the window's slots.
 
     If the steps of the plan were filled in arrival order, to the slots they have, a piece would stand in that
-    step: how far it is from it is its displacement.
+    step: how far it is from it is its displacement. Steps to come count as full; a piece that is carried to
+    them gets its step when that is planned.
     """
     before = np.concatenate([[0], np.cumsum(packing.packed.slots)])[packing.offsets]
     ends = start.planned_slots + before[first_packs[1:]]
+    end = start.planned_slots + int(before[-1])
 
-    def noted(pieces: StreamPieces, *, beyond: int) -> StreamPieces:
-        places = np.searchsorted(ends, pieces.arrivals, side="right")
-        steps = np.where(places < len(ends), start.first_step + places, beyond)
+    def noted(pieces: StreamPieces) -> StreamPieces:
+        steps = start.first_step + np.searchsorted(ends, pieces.arrivals, side="right")
+        steps += np.maximum(pieces.arrivals - end, 0) // step_slots
         known = pieces.arrival_steps != UNKNOWN_STEP
         return replace(pieces, arrival_steps=np.where(known, pieces.arrival_steps, steps))
 
-    noted_packing = replace(
-        packing,
-        packed=noted(packing.packed, beyond=start.first_step + len(ends)),
-        # A later window knows how long its steps are.
-        carried=noted(packing.carried, beyond=UNKNOWN_STEP),
-    )
-    return noted_packing, int(before[-1])
+    packed, carried = noted(packing.packed), noted(packing.carried)
+    later = np.where(carried.arrivals < end, carried.arrival_steps, UNKNOWN_STEP)
+    carried = replace(carried, arrival_steps=later)
+    return replace(packing, packed=packed, carried=carried), int(before[-1])

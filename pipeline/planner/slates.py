@@ -1,0 +1,71 @@
+"""Balanced work: a step's packs are chosen from a look-ahead of W steps, so that its ranks cost the same.
+
+In:   a ``Pool`` of W steps (``packing.py``)
+Out:  a ``Packing`` of the next W / 4 steps, with slates; all steps where the pool is the last
+
+One document of a whole pack may cost more than all else that a rank does in a step. No order of one step's
+documents makes up for that; eight such documents from W steps do, one for each of eight ranks. So each step
+
+1. packs all long pieces of the pool (``slate_choice.py``) and takes runs of packs that cost the same: slates,
+   one from each part of the order by cost (``spread``), or all next to each other (``homogeneous``);
+2. exchanges pieces with the pool (``slate_swaps.py``): old ones first, then to make slates level;
+3. fills up with short pieces, nearly in arrival order (``slate_fill.py``), where ranks lack work.
+
+No piece stands further than W steps from where it arrived, but where pieces that must go fit nowhere. All is
+in whole numbers: the same plan on every machine.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringfeed.pipeline.planner.packing import Packing, Pool, Shape, group_by_pack
+from ringfeed.pipeline.planner.slate_choice import choose_packs, make_skeletons
+from ringfeed.pipeline.planner.slate_fill import fill_packs, fill_the_empty, late_units
+from ringfeed.pipeline.planner.slate_stock import IN_POOL, Rules, Stock, is_any_left, make_stock, set_ages
+from ringfeed.pipeline.planner.slate_swaps import StepPacks, level_slates, move_to_packs, take_old
+
+__all__ = ["pack_slates"]
+
+Int64 = NDArray[np.int64]
+
+
+def pack_slates(pool: Pool, shape: Shape) -> Packing:
+    """Pack the next steps; see the module's first lines."""
+    stream = pool.stream
+    stock, rules = make_stock(pool, shape)
+    num_packs = [0]
+    while is_any_left(stock) and (pool.final or len(num_packs) <= shape.steps_at_once):
+        num_packs.append(_pack_step(stock, rules, sum(num_packs)))
+    slates = np.concatenate([np.arange(count) // shape.slate_size for count in num_packs])
+    used = np.zeros(len(slates), np.bool_)
+    used[stock.packs[stock.packs != IN_POOL]] = True
+    # Only the last step of a plan has packs that nothing was left for.
+    ranks = np.append(np.where(used, np.cumsum(used) - 1, -1), -1)
+    order, offsets, left = group_by_pack(stock.packs, ranks, int(used.sum()))
+    return Packing(stream.take(order), offsets, stream.take(left), slates[used].astype(np.int32))
+
+
+def _pack_step(stock: Stock, rules: Rules, first_pack: int) -> int:
+    """Pack one step; return how many packs it has."""
+    longs = stock.longs
+    set_ages(stock, rules)
+    skeletons, supply = make_skeletons(stock, rules)
+    chosen = choose_packs(skeletons, rules, late_units(stock, rules))
+    packs = StepPacks(
+        first_pack,
+        skeletons.rooms[chosen],
+        skeletons.full_costs[chosen],
+        np.zeros(len(chosen), np.int64),
+        np.zeros(rules.slate, np.int64),
+    )
+    numbers = np.full(len(skeletons.rooms), IN_POOL, np.int64)
+    numbers[chosen] = np.arange(len(chosen))
+    live = skeletons.of_long >= 0
+    longs.places[live] = numbers[skeletons.of_long[live]]
+    take_old(longs, packs, rules, supply)
+    level_slates(longs, packs, rules, supply)
+    move_to_packs(stock, packs)
+    fill_packs(stock, packs, rules, supply)
+    fill_the_empty(stock, packs, rules)
+    stock.clock[0] += 1
+    return len(chosen)
