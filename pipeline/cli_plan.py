@@ -85,10 +85,15 @@ def plan(
     balance: Annotated[
         str | None, typer.Option(metavar="work|best_fit|in_order|concat", help="[default: work]")
     ] = None,
-    window: Annotated[
-        int | None, number("steps that are packed together  [default: 16]", metavar="W")
-    ] = None,
+    window: Annotated[int | None, number("steps of look-ahead  [default: 16]", metavar="W")] = None,
     slate_size: Annotated[int | None, number("the dp meant  [default: packs-per-step]")] = None,
+    schedule: Annotated[
+        str | None,
+        typer.Option(metavar="spread|homogeneous", help="how slates make steps  [default: spread]"),
+    ] = None,
+    long_tokens: Annotated[
+        int | None, number("documents that are moved over the window  [default: a 16th of a pack]")
+    ] = None,
     overflow: Annotated[
         str | None,
         typer.Option(

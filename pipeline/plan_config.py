@@ -17,7 +17,14 @@ from ringfeed.pipeline.pack_lengths import LengthBuckets, PackShape
 from ringfeed.pipeline.planner.cost import cost_model_of
 from ringfeed.pipeline.planner.cost_fit import Basis
 from ringfeed.pipeline.planner.mixture import Mixture, MixtureSource
-from ringfeed.pipeline.planner.options import Balance, BlockLimits, Overflow, PlanOptions, Unsupervised
+from ringfeed.pipeline.planner.options import (
+    Balance,
+    BlockLimits,
+    Overflow,
+    PlanOptions,
+    Schedule,
+    Unsupervised,
+)
 from ringfeed.pipeline.ranks import num_micro_batches
 
 if TYPE_CHECKING:
@@ -95,8 +102,12 @@ class PlanConfig(ReportConfig):
     pad_multiple: Count | None = Field(None, description="the multiple that documents are padded to")
     chunk_multiple: Count = Field(1, description="what pack_tokens must be a multiple of: cp * tp * unit")
     balance: Balance = Field(Balance.WORK, description="how packs are filled")
-    window: Count = Field(16, description="steps that are packed together")
+    window: Count = Field(16, description="steps of look-ahead")
     slate_size: Count | None = Field(None, description="packs in a slate: the dp it is meant for")
+    schedule: Schedule | None = Field(None, description="how slates make steps, with balance=work")
+    long_tokens: Count | None = Field(
+        None, description="documents of so many tokens are moved over the whole window"
+    )
     overflow: Overflow = Field(Overflow.SPLIT, description="what to do with a document longer than a pack")
     mixture: Path | None = Field(None, description="a YAML file of weights, schedules and a curriculum")
     weights: dict[str, Weight] = Field({}, description="a weight in tokens for each corpus, by name")

@@ -44,7 +44,10 @@ class Recipe:
     packs_per_step: int
     slate_size: int
     balance: str
-    """The strategy that really ran, not the one that was asked for."""
+    schedule: str | None = None
+    """``spread`` or ``homogeneous``; like the next one None but for fixed packs of like work."""
+    long_tokens: int | None = None
+    """Documents of at least so many tokens are placed over the whole look-ahead."""
     window: int
     """Steps of look-ahead."""
     overflow: str

@@ -113,8 +113,8 @@ class PlanOptions:
     """Steps of look-ahead."""
     slate_size: int | None = None
     """Packs in a slate, the dp the plan is meant for; by default ``packs_per_step``."""
-    schedule: Schedule = Schedule.SPREAD
-    """How slates make steps."""
+    schedule: Schedule | None = None
+    """How slates make steps; None is ``spread`` where there are slates of like work."""
     long_tokens: int | None = None
     """Documents of at least so many tokens are moved over the whole window, shorter ones hardly; by default a
     sixteenth of a pack."""
@@ -150,7 +150,8 @@ class PlanOptions:
         object.__setattr__(self, "balance", _choose(Balance, "balance", self.balance))
         object.__setattr__(self, "overflow", _choose(Overflow, "overflow", self.overflow))
         object.__setattr__(self, "unsupervised", _choose(Unsupervised, "unsupervised", self.unsupervised))
-        object.__setattr__(self, "schedule", _choose(Schedule, "schedule", self.schedule))
+        if self.schedule is not None:
+            object.__setattr__(self, "schedule", _choose(Schedule, "schedule", self.schedule))
         object.__setattr__(self, "pack_shape", _choose(PackShape, "pack_shape", self.pack_shape))
         buckets = _choose(LengthBuckets, "length_buckets", self.length_buckets)
         object.__setattr__(self, "length_buckets", buckets)
@@ -206,6 +207,16 @@ class PlanOptions:
         return self.slate_size if self.slate_size is not None else self.packs_per_step
 
     @property
+    def has_slates(self) -> bool:
+        """Return whether fixed packs are put together by their work (``slates.py``)."""
+        return self.balance is Balance.WORK and self.pack_shape is PackShape.FIXED
+
+    @property
+    def schedule_of_steps(self) -> Schedule:
+        """Return ``schedule`` with its default filled in."""
+        return Schedule.SPREAD if self.schedule is None else self.schedule
+
+    @property
     def tokens_of_long(self) -> int:
         """Return ``long_tokens`` with its default filled in."""
         return self.long_tokens if self.long_tokens is not None else max(1, self.pack_tokens // 16)
@@ -233,6 +244,17 @@ class PlanOptions:
             valid = [n for n in range(1, self.packs_per_step + 1) if self.packs_per_step % n == 0]
             raise ValueError(
                 f"slate_size={size} does not divide packs_per_step={self.packs_per_step}; valid: {valid}"
+            )
+        self._check_schedule()
+
+    def _check_schedule(self) -> None:
+        fields = {"schedule": self.schedule, "long_tokens": self.long_tokens}
+        given = {name: value for name, value in fields.items() if value is not None}
+        if given and not self.has_slates:
+            raise ValueError(
+                f"{', '.join(f'{name}={value}' for name, value in given.items())}: only for balance=work "
+                f"with pack_shape=fixed, this plan has balance={self.balance}, pack_shape={self.pack_shape}; "
+                "leave it out"
             )
         _check_positive("long_tokens", self.tokens_of_long)
         if self.tokens_of_long > self.pack_tokens:

@@ -44,7 +44,7 @@ class Shape:
             packs_per_step=options.packs_per_step,
             window=options.window,
             slate_size=options.packs_per_slate,
-            schedule=options.schedule,
+            schedule=options.schedule_of_steps,
             long_tokens=options.tokens_of_long,
             cost_model=options.cost_model,
         )

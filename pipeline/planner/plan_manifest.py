@@ -47,6 +47,8 @@ def plan_recipe(options: PlanOptions, documents: DocumentTable) -> Recipe:
         packs_per_step=options.packs_per_step,
         slate_size=options.packs_per_slate,
         balance=str(options.balance),
+        schedule=str(options.schedule_of_steps) if options.has_slates else None,
+        long_tokens=options.tokens_of_long if options.has_slates else None,
         window=options.window,
         overflow=str(options.overflow),
         seed=options.seed,

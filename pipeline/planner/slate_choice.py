@@ -43,7 +43,9 @@ def make_skeletons(stock: Stock, rules: Rules) -> tuple[Skeletons, Supply]:
     """Pack all long pieces of the pool, and reckon how far short ones will fill the room that is left."""
     longs = stock.longs
     live = np.flatnonzero(longs.places != GONE)
-    packs, left, _ = best_fit_decreasing(longs.sizes[live], _placing_order(longs, live, rules), rules.capacity)
+    packs, left, _ = best_fit_decreasing(
+        longs.sizes[live], _placing_order(longs, live, rules), rules.capacity
+    )
     units = int(stock.clock[2] + longs.sizes[live].sum())
     num_packs = max(len(left), -(-units // rules.capacity))
     share = 1024
@@ -89,17 +91,19 @@ def _placing_order(longs: Longs, live: Int64, rules: Rules) -> Int64:
 
 
 @njit(cache=True, nogil=True)
-def choose_packs(skeletons: Skeletons, rules: Rules, late_units: int) -> Int64:
+def choose_packs(skeletons: Skeletons, rules: Rules, supply: Supply, late_units: int) -> Int64:
     """Return the skeletons of the step, int64 [K], slate by slate, the most expensive run first.
 
     Args:
         skeletons: N of them; if they are no more than a step holds, all are taken.
         rules: how many make a run.
+        supply: how far room will be filled.
         late_units: units of short pieces that are late: the step should have room for them.
     """
     order = np.argsort(-skeletons.full_costs, kind="mergesort")
     if len(order) <= rules.packs:
         return order
+    order = order[_ready(skeletons, rules, supply)[order]]
     num_runs = rules.packs // rules.run
     alive = np.ones(len(order), np.bool_)
     unserved = np.ones(len(order), np.bool_)
@@ -119,6 +123,19 @@ def choose_packs(skeletons: Skeletons, rules: Rules, late_units: int) -> Int64:
         runs[turn] = order[taken]
         late_units -= skeletons.rooms[runs[turn]].sum()
     return runs[np.argsort(firsts, kind="mergesort")].copy().reshape(-1)
+
+
+@njit(cache=True, nogil=True)
+def _ready(skeletons: Skeletons, rules: Rules, supply: Supply) -> Flags:
+    """Return which packs may go: those that are nearly full, and old ones. Others wait for what fits them."""
+    unfilled = skeletons.rooms * (1024 - supply.share) // 1024
+    old = skeletons.ages >= rules.window * TICKS * 7 // 10
+    limit = max(1, rules.capacity // 4)
+    ready = old | (unfilled <= limit)
+    while ready.sum() < rules.packs:
+        limit *= 2
+        ready = old | (unfilled <= limit)
+    return ready
 
 
 @njit(cache=True, nogil=True)

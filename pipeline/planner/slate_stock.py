@@ -18,7 +18,19 @@ from ringfeed.pipeline.planner.best_fit import descending_order
 from ringfeed.pipeline.planner.packing import Pool, Shape
 from ringfeed.pipeline.planner.stream import UNKNOWN_STEP
 
-__all__ = ["GONE", "IN_POOL", "TICKS", "Longs", "Rules", "Shorts", "Stock", "Supply", "is_any_left", "make_stock", "set_ages"]
+__all__ = [
+    "GONE",
+    "IN_POOL",
+    "TICKS",
+    "Longs",
+    "Rules",
+    "Shorts",
+    "Stock",
+    "Supply",
+    "is_any_left",
+    "make_stock",
+    "set_ages",
+]
 
 Int64 = NDArray[np.int64]
 
@@ -126,9 +138,15 @@ def make_stock(pool: Pool, shape: Shape) -> tuple[Stock, Rules]:
     short = np.flatnonzero(~is_long)
     arrivals = ahead // shape.multiple
     longs = Longs(
-        long, sizes[long], costs[long], arrivals[long], steps[long], *np.zeros((2, len(long)), np.int64),
-        np.full(len(long), IN_POOL, np.int64),
-    )  # fmt: skip
+        pieces=long,
+        sizes=sizes[long],
+        costs=costs[long],
+        arrivals=arrivals[long],
+        steps=steps[long],
+        ages=np.zeros(len(long), np.int64),
+        extras=np.zeros(len(long), np.int64),
+        places=np.full(len(long), IN_POOL, np.int64),
+    )
     shorts = Shorts(
         short, sizes[short], costs[short], arrivals[short], np.full(len(short), IN_POOL, np.int64)
     )

@@ -52,7 +52,8 @@ def take_old(longs: Longs, packs: StepPacks, rules: Rules, supply: Supply) -> No
     arrived = arrived[np.argsort(-longs.ages[arrived], kind="mergesort")]
     chosen = np.flatnonzero(longs.places >= 0)
     window = rules.window * TICKS
-    for piece in arrived:
+    for turn in range(len(arrived)):
+        piece = int(arrived[turn])
         # Asked for each piece in turn: one that an older piece took the place of may take another's.
         if longs.places[piece] != IN_POOL:
             continue
@@ -63,7 +64,7 @@ def take_old(longs: Longs, packs: StepPacks, rules: Rules, supply: Supply) -> No
         at = _most_like(piece, chosen, longs, packs, (rules, supply, limit))
         if at >= 0:
             other = chosen[at]
-            _exchange(longs, packs, longs.places[other], (other, piece))
+            _exchange(longs, packs, longs.places[other], (int(other), piece))
             # Kept in order: pieces between the two move up.
             while at + 1 < len(chosen) and chosen[at + 1] < piece:
                 chosen[at] = chosen[at + 1]
@@ -82,7 +83,7 @@ def _most_like(
     rules, supply, limit = terms
     window = rules.window * TICKS
     age = longs.ages[piece]
-    at = np.searchsorted(chosen, piece)
+    at = int(np.searchsorted(chosen, piece))
     best = -1
     for step in (1, -1):
         i = at if step == 1 else at - 1
@@ -94,7 +95,7 @@ def _most_like(
             younger = longs.ages[other] < (window if age >= window else age - window // 5)
             less = longs.sizes[other] - longs.sizes[piece]
             if younger and -less <= packs.rooms[longs.places[other]]:
-                differ += max(0, _waste(less, rules, supply))
+                differ += _waste(less, rules, supply)
                 if differ < limit:
                     best, limit = i, differ
             i += step
@@ -147,17 +148,16 @@ def _level_slate(longs: Longs, packs: StepPacks, members: Int64, rules: Rules, s
         changed = False
         for i in range(len(numbers)):
             lacking = targets[i] - packs.costs[numbers[i]]
-            if abs(lacking) > rules.plain // 64:
-                if _level_pack(longs, packs, members[i], (rules, supply, lacking)):
-                    changed = True
+            if abs(lacking) > rules.plain // 64 and _level_pack(
+                longs, packs, members[i], (rules, supply, lacking)
+            ):
+                changed = True
         if not changed:
             break
 
 
 @njit(cache=True, nogil=True)
-def _level_pack(
-    longs: Longs, packs: StepPacks, member: Int64, terms: tuple[Rules, Supply, int]
-) -> bool:
+def _level_pack(longs: Longs, packs: StepPacks, member: Int64, terms: tuple[Rules, Supply, int]) -> bool:
     """Change a pack by about what it lacks, with one exchange, or two at once. Is it changed?"""
     rules, supply, lacking = terms
     pack, pieces = member[0], member[2:]
@@ -240,8 +240,8 @@ def _find_pair(
 @njit(cache=True, nogil=True)
 def _find(longs: Longs, extra: int, room: int) -> int:
     """Return the piece of the pool that fits ``room`` and whose extra cost is nearest, or -1."""
-    end = np.searchsorted(longs.sizes, room, side="right")
-    up = np.searchsorted(longs.extras[:end], extra)
+    end = int(np.searchsorted(longs.sizes, room, side="right"))
+    up = int(np.searchsorted(longs.extras[:end], extra))
     down = up - 1
     last, first = min(end, up + _REACH), max(-1, down - _REACH)
     while up < last and longs.places[up] != IN_POOL:
@@ -257,8 +257,8 @@ def _find(longs: Longs, extra: int, room: int) -> int:
 
 @njit(cache=True, nogil=True)
 def _waste(less: int, rules: Rules, supply: Supply) -> int:
-    """Return what it is worth that ``less`` units more stay unfilled; negative for fewer."""
-    return less * (rules.filler - supply.rate) // 1024
+    """Return what it is worth that ``less`` units fewer are filled."""
+    return 4 * max(0, less) * (rules.filler - supply.rate) // 1024
 
 
 @njit(cache=True, nogil=True)

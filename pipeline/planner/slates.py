@@ -50,7 +50,7 @@ def _pack_step(stock: Stock, rules: Rules, first_pack: int) -> int:
     longs = stock.longs
     set_ages(stock, rules)
     skeletons, supply = make_skeletons(stock, rules)
-    chosen = choose_packs(skeletons, rules, late_units(stock, rules))
+    chosen = choose_packs(skeletons, rules, supply, late_units(stock, rules))
     packs = StepPacks(
         first_pack,
         skeletons.rooms[chosen],

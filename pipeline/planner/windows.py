@@ -117,21 +117,14 @@ def _windows(
         rule = rule_at(rules, start.first_step)
         new, losses = stream.take(packer.pool_slots - carried_slots, rule=rule, place=place)
         final = carried_slots + int(new.slots.sum()) < packer.pool_slots
-        pool = Pool(
-            StreamPieces.concat([start.carried, new]),
-            len(start.carried),
-            final,
-            start.first_step,
-            start.planned_slots,
-        )
+        pieces = StreamPieces.concat([start.carried, new])
+        pool = Pool(pieces, len(start.carried), final, start.first_step, start.planned_slots)
         packing = packer.pack(pool)
         num_packs = len(packing.offsets) - 1
         first_packs = np.append(np.arange(0, num_packs, options.packs_per_step), num_packs)
         if redraw is not None:
             packing = redraw(packing, first_packs, first_step=start.first_step)
-        packing, window_slots = _note_arrival_steps(
-            packing, first_packs, start, step_slots=packer.step_slots
-        )
+        packing, window_slots = _note_arrival_steps(packing, first_packs, start, step_slots=packer.step_slots)
         after = WindowStart(
             cursor=stream.cursor,
             drawn_slots=stream.drawn_slots,

@@ -50,7 +50,7 @@ def runs(draw):
         "documents": documents,
         "masks": [rng.random(length) < share for length in lengths],
         "first_corpus": draw(st.integers(0, len(lengths))),
-        "balance": draw(st.sampled_from(["best_fit", "in_order", "concat"])),
+        "balance": draw(st.sampled_from(["work", "best_fit", "in_order", "concat"])),
         "seed": draw(st.sampled_from([None, 3])),
         "positions": draw(st.sampled_from(["restart", "continue"])),
         "boundary_label": draw(st.sampled_from(["next", "ignore"])),

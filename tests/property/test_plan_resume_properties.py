@@ -17,6 +17,8 @@ from ringfeed.pipeline.planner.run import run_extension, run_plan
 
 balances = st.sampled_from(
     [
+        {"balance": "work"},
+        {"balance": "work", "schedule": "homogeneous"},
         {"balance": "best_fit"},
         {"balance": "in_order"},
         {"balance": "concat"},

@@ -16,7 +16,7 @@ from ringfeed.pipeline.recipe import SourceRef
 
 PACK_TOKENS = 24
 
-every_strategy = pytest.mark.parametrize("balance", ["best_fit", "in_order", "concat"])
+every_strategy = pytest.mark.parametrize("balance", ["work", "best_fit", "in_order", "concat"])
 examples = settings(max_examples=60)
 lengths_lists = st.lists(
     st.one_of(st.integers(0, 12), st.integers(0, 70), st.sampled_from([23, 24, 25, 48])),

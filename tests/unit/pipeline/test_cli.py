@@ -78,7 +78,15 @@ def test_the_report_has_every_documented_figure(tmp_path, corpus, run):
 def test_progress_and_logs_leave_standard_output_to_the_result(tmp_path, corpus, run):
     _, out, err = run("plan", corpus, "-o", tmp_path / "plan", *PLAN_FLAGS)
     assert len(out.splitlines()) == 1
-    assert "balance=work is not there yet: planned with best_fit" in err
+    assert "plan" in err
+
+
+def test_plan_says_how_slates_make_steps(tmp_path, corpus, run):
+    asked = ("--schedule", "homogeneous", "--long-tokens", 16)
+    code, *_ = run("plan", corpus, "-o", tmp_path / "plan", *PLAN_FLAGS, *asked)
+    _, out, _ = run("inspect", tmp_path / "plan", "--json")
+    recipe = json.loads(out)["recipe"]
+    assert (code, recipe["schedule"], recipe["long_tokens"]) == (0, "homogeneous", 16)
 
 
 def test_lengths_are_planned_without_a_corpus(tmp_path, run):

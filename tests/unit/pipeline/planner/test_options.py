@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ringfeed.pipeline.planner.options import Balance, BlockLimits, Overflow, PlanOptions
+from ringfeed.pipeline.planner.options import Balance, BlockLimits, Overflow, PlanOptions, Schedule
 
 
 def options(**asked):
@@ -75,9 +75,32 @@ def test_words_become_choices():
     assert (asked.balance, asked.overflow) == (Balance.CONCAT, Overflow.DROP)
 
 
-def test_work_runs_best_fit_until_it_is_there():
+def test_work_is_the_default_and_spreads_slates():
     assert options().balance is Balance.WORK
-    assert options().strategy is Balance.BEST_FIT
+    assert options().schedule_of_steps is Schedule.SPREAD
+    assert options(schedule="homogeneous").schedule_of_steps is Schedule.HOMOGENEOUS
+
+
+def test_an_unknown_schedule_names_those_there_are():
+    with pytest.raises(ValueError, match="schedule='even': must be one of spread, homogeneous"):
+        options(schedule="even")
+
+
+def test_long_documents_are_a_sixteenth_of_a_pack_by_default():
+    assert options(pack_tokens=8192).tokens_of_long == 512
+    assert options(pack_tokens=8192, long_tokens=100).tokens_of_long == 100
+
+
+def test_long_documents_beyond_a_pack_are_refused_with_ways_out():
+    with pytest.raises(ValueError, match=r"long_tokens=8193 is more than a pack.*pack_tokens=8192.*best_fit"):
+        options(pack_tokens=8192, long_tokens=8193)
+
+
+@pytest.mark.parametrize("asked", [{"schedule": "spread"}, {"long_tokens": 4}])
+@pytest.mark.parametrize("other", [{"balance": "best_fit"}, {"pack_shape": "variable"}])
+def test_what_belongs_to_slates_is_refused_where_there_are_none(asked, other):
+    with pytest.raises(ValueError, match=r"only for balance=work with pack_shape=fixed.*leave it out"):
+        options(**asked, **other)
 
 
 def test_a_block_holds_at_least_one_step():

@@ -57,7 +57,7 @@ def test_a_plan_whose_documents_are_all_dropped_is_refused(plan_lengths):
         plan_lengths([25, 0], overflow="drop")
 
 
-@pytest.mark.parametrize("balance", ["best_fit", "in_order", "concat"])
+@pytest.mark.parametrize("balance", ["work", "best_fit", "in_order", "concat"])
 def test_empty_documents_are_counted_and_keep_their_ids(plan_lengths, balance):
     planned = plan_lengths([0, 4, 0, 5, 0], balance=balance)
 

@@ -10,7 +10,6 @@ from ringfeed.pipeline.corpus_writer import write_corpus
 from ringfeed.pipeline.plan import Plan
 from ringfeed.pipeline.planner.options import PlanOptions
 from ringfeed.pipeline.planner.run import run_plan
-from ringfeed.pipeline.progress import LineProgress
 from ringfeed.pipeline.ranks import assign_packs
 
 REPORT_KEYS = {
@@ -163,15 +162,19 @@ def test_another_recipe_in_the_same_place_is_refused_with_the_difference(plan_le
         plan_lengths([3, 4, 5], output=tmp_path / "plan", seed=7)
 
 
-def test_work_says_that_best_fit_ran_and_records_it(plan_lengths, tmp_path, capsys):
-    import sys
+def test_the_recipe_records_what_shaped_slates(plan_lengths):
+    recipe = plan_lengths([3, 4], balance="work").plan.recipe
+    other = plan_lengths([3, 4], balance="work", schedule="homogeneous", long_tokens=2).plan.recipe
 
-    np.save(tmp_path / "x.npy", np.array([3, 4]))
-    options = PlanOptions(lengths=tmp_path / "x.npy", output=tmp_path / "p", **{**SMALL, "balance": "work"})
-    report = run_plan(options, progress=LineProgress(sys.stderr))
+    assert (recipe.balance, recipe.schedule, recipe.long_tokens) == ("work", "spread", 1)
+    assert (other.schedule, other.long_tokens) == ("homogeneous", 2)
+    assert recipe.fingerprint != other.fingerprint
 
-    assert "balance=work is not there yet: planned with best_fit" in capsys.readouterr().err
-    assert report.balance == Plan.open(tmp_path / "p").recipe.balance == "best_fit"
+
+def test_plans_without_slates_record_nothing_of_them(plan_lengths):
+    recipe = plan_lengths([3, 4], balance="best_fit").plan.recipe
+
+    assert (recipe.schedule, recipe.long_tokens) == (None, None)
 
 
 def test_the_recipe_leaves_out_epochs_and_where_blocks_are_cut(plan_lengths):

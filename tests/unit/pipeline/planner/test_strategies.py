@@ -3,25 +3,28 @@
 import numpy as np
 import pytest
 
-every_strategy = pytest.mark.parametrize("balance", ["best_fit", "in_order", "concat"])
+every_strategy = pytest.mark.parametrize("balance", ["work", "best_fit", "in_order", "concat"])
 
 
-def test_documents_that_fit_one_pack_make_one_pack(plan_lengths):
-    planned = plan_lengths([4000, 4000, 100], pack_tokens=8193)
+@pytest.mark.parametrize("balance", ["work", "best_fit"])
+def test_documents_that_fit_one_pack_make_one_pack(plan_lengths, balance):
+    planned = plan_lengths([4000, 4000, 100], pack_tokens=8193, balance=balance)
 
     assert planned.documents == [[0, 1, 2]]
 
 
+@pytest.mark.parametrize("balance", ["work", "best_fit"])
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_a_larger_pack_never_needs_more_packs(plan_lengths, seed):
+def test_a_larger_pack_never_needs_more_packs(plan_lengths, seed, balance):
     lengths = np.random.default_rng(seed).integers(4000, 4193, size=3000)
+    asked = {"packs_per_step": 4, "balance": balance}
 
-    needed = [plan_lengths(lengths, pack_tokens=n, packs_per_step=4).plan.num_packs for n in (8192, 8193)]
+    needed = [plan_lengths(lengths, pack_tokens=n, **asked).plan.num_packs for n in (8192, 8193)]
 
     assert needed[1] <= needed[0]
 
 
-@pytest.mark.parametrize("balance", ["best_fit", "in_order"])
+@pytest.mark.parametrize("balance", ["work", "best_fit", "in_order"])
 def test_documents_that_fit_no_other_pack_stay_in_order(plan_lengths, balance):
     planned = plan_lengths([6, 6, 6], balance=balance)
 

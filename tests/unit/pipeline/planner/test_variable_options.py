@@ -25,13 +25,12 @@ def test_the_defaults_are_an_eighth_of_room_and_a_wait_within_the_window():
         mean_tokens=3584, piece_tokens=4096, work_budget=None, max_delay=4
     )
     assert options().longest_piece == 4096
-    assert options().strategy == "work"
 
 
 def test_other_balances_have_variable_packs_without_these_numbers():
     asked = options(balance="best_fit")
 
-    assert (asked.variable, asked.strategy, asked.longest_piece) == (None, "best_fit", 4096)
+    assert (asked.variable, asked.longest_piece) == (None, 4096)
 
 
 @pytest.mark.parametrize("field", ["mean_tokens", "piece_tokens", "work_budget", "max_delay"])
