@@ -17,7 +17,7 @@ from ringfeed.pipeline.planner.cost import CostModel
 from ringfeed.pipeline.planner.options import PlanOptions, Schedule
 from ringfeed.pipeline.planner.stream import StreamPieces
 
-__all__ = ["Packing", "Pool", "Shape", "group_by_pack"]
+__all__ = ["Packing", "Pool", "PoolSources", "Shape", "group_by_pack"]
 
 Int64 = NDArray[np.int64]
 
@@ -70,6 +70,16 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class PoolSources:
+    """Which sources of a mixture the pieces of a pool come from."""
+
+    sources: Int64
+    """int64 [P]"""
+    weights: Int64
+    """int64 [S], what of the pool's tokens each source should have; any unit."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Pool:
     """Pieces to pack in one window, in arrival order."""
 
@@ -82,6 +92,8 @@ class Pool:
     """The step that is planned next."""
     planned_slots: int
     """Slots of all pieces in steps so far."""
+    mixed: PoolSources | None = None
+    """None where sources have no shares in tokens to keep."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -35,6 +35,8 @@ class Skeletons(NamedTuple):
     """Cost with the short pieces that will fill the room."""
     ages: Int64
     """Of the oldest long piece; those with none count as not yet due."""
+    burdens: Int64
+    """Cost that counts as added: of sources of a mixture that are ahead, less of those behind."""
     of_long: Int64
     """int64 [L], skeleton of each long piece; -1 for those that are gone."""
 
@@ -57,6 +59,7 @@ def make_skeletons(stock: Stock, rules: Rules) -> tuple[Skeletons, Supply]:
         np.zeros(num_packs, np.int64),
         # Those without a long piece are not due yet.
         np.full(num_packs, -TICKS * rules.window // 2, np.int64),
+        np.zeros(num_packs, np.int64),
         np.full(len(longs.sizes), -1, np.int64),
     )
     _sum_up(skeletons, longs, live, packs, supply)
@@ -91,20 +94,22 @@ def _placing_order(longs: Longs, live: Int64, rules: Rules) -> Int64:
 
 
 @njit(cache=True, nogil=True)
-def choose_packs(skeletons: Skeletons, rules: Rules, supply: Supply, late_units: int) -> Int64:
+def choose_packs(skeletons: Skeletons, rules: Rules, supply: Supply, short_units: tuple[int, int]) -> Int64:
     """Return the skeletons of the step, int64 [K], slate by slate, the most expensive run first.
 
     Args:
         skeletons: N of them; if they are no more than a step holds, all are taken.
         rules: how many make a run.
         supply: how far room will be filled.
-        late_units: units of short pieces that are late: the step should have room for them.
+        short_units: units of short pieces that are late, and those that are due: the step should have room
+            for the first, and for no more than the second, so that long and short ones keep their shares.
     """
     order = np.argsort(-skeletons.full_costs, kind="mergesort")
     if len(order) <= rules.packs:
         return order
     order = order[_ready(skeletons, rules, supply)[order]]
     num_runs = rules.packs // rules.run
+    late, due = short_units
     alive = np.ones(len(order), np.bool_)
     unserved = np.ones(len(order), np.bool_)
     parts = np.arange(len(order)) * num_runs // len(order)
@@ -113,15 +118,16 @@ def choose_packs(skeletons: Skeletons, rules: Rules, supply: Supply, late_units:
     for turn in range(num_runs):
         seed = _seed(skeletons.ages[order], alive, unserved, rules)
         places = np.flatnonzero(alive)
-        need = max(0, late_units) // (num_runs - turn)
+        left = num_runs - turn
         allowed = _allowed(places, seed, unserved, rules)
-        start = _best_run(skeletons, order[places], allowed, rules, need)
+        start = _best_run(skeletons, order[places], allowed, rules, (late // left, due // left, supply.rate))
         taken = places[start : start + rules.run]
         alive[taken] = False
         unserved[parts == parts[taken[rules.run // 2]]] = False
         firsts[turn] = taken[0]
         runs[turn] = order[taken]
-        late_units -= skeletons.rooms[runs[turn]].sum()
+        room = skeletons.rooms[runs[turn]].sum()
+        late, due = max(0, late - room), max(0, due - room)
     return runs[np.argsort(firsts, kind="mergesort")].copy().reshape(-1)
 
 
@@ -170,7 +176,9 @@ def _allowed(places: Int64, seed: int, unserved: Flags, rules: Rules) -> Flags:
 
 
 @njit(cache=True, nogil=True)
-def _best_run(skeletons: Skeletons, order: Int64, allowed: Flags, rules: Rules, need: int) -> int:
+def _best_run(
+    skeletons: Skeletons, order: Int64, allowed: Flags, rules: Rules, room: tuple[int, int, int]
+) -> int:
     """Return the start of the run that costs least: waiting of its ranks, spread, youth, lack of room."""
     run = rules.run
     costs, rooms = skeletons.full_costs[order], skeletons.rooms[order]
@@ -181,7 +189,8 @@ def _best_run(skeletons: Skeletons, order: Int64, allowed: Flags, rules: Rules, 
         sums[0, i + 1] = sums[0, i] + costs[i]
         sums[1, i + 1] = sums[1, i] + rooms[i]
         # To be late is twice as bad as it is good to be early.
-        sums[2, i + 1] = sums[2, i] + (2 * age if age > 0 else age) * a_step // TICKS
+        gain = (2 * age if age > 0 else age) * a_step // TICKS - skeletons.burdens[order[i]]
+        sums[2, i + 1] = sums[2, i] + gain
     best, least = -1, np.int64(0)
     for start in range(len(allowed)):
         if not allowed[start]:
@@ -189,7 +198,8 @@ def _best_run(skeletons: Skeletons, order: Int64, allowed: Flags, rules: Rules, 
         inside = sums[:, start + run] - sums[:, start]
         spread = costs[start] - costs[start + run - 1]
         score = run * costs[start] - inside[0] - inside[2] + 4 * spread
-        score += a_unit * max(0, need - inside[1])
+        score += a_unit * max(0, room[0] - inside[1])
+        score += abs(room[1] - inside[1]) * room[2] // 1024
         if best < 0 or score < least:
             best, least = start, score
     return best

@@ -16,10 +16,10 @@ from numba import njit
 from numpy.typing import NDArray
 
 from ringfeed.pipeline.planner.best_fit import descending_order
-from ringfeed.pipeline.planner.slate_stock import GONE, IN_POOL, Rules, Stock, Supply
+from ringfeed.pipeline.planner.slate_stock import GONE, IN_POOL, TICKS, Rules, Stock, Supply
 from ringfeed.pipeline.planner.slate_swaps import StepPacks
 
-__all__ = ["fill_packs", "fill_the_empty", "late_units"]
+__all__ = ["due_units", "fill_packs", "fill_the_empty"]
 
 Int64 = NDArray[np.int64]
 Bits = NDArray[np.uint64]
@@ -38,13 +38,14 @@ class _Sizes(NamedTuple):
 
 
 @njit(cache=True, nogil=True)
-def late_units(stock: Stock, rules: Rules) -> int:
-    """Return the units of short pieces that should have been placed half a step ago."""
+def due_units(stock: Stock, rules: Rules, ticks: int) -> int:
+    """Return the units of short pieces that arrive before so many ticks from now, a step's at most."""
     shorts = stock.shorts
     step_units = rules.packs * rules.capacity
+    until = stock.clock[1] + step_units * ticks // TICKS
     units = 0
     for i in range(stock.clock[3], len(shorts.sizes)):
-        if shorts.arrivals[i] >= stock.clock[1] - step_units // 2 or units >= step_units:
+        if shorts.arrivals[i] >= until or units >= step_units:
             break
         if shorts.packs[i] == IN_POOL:
             units += shorts.sizes[i]

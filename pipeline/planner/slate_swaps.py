@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ringfeed.pipeline.planner.slate_stock import GONE, IN_POOL, TICKS, Longs, Rules, Stock, Supply
 
-__all__ = ["StepPacks", "level_slates", "move_to_packs", "take_old"]
+__all__ = ["StepPacks", "exchange", "level_slates", "move_to_packs", "take_old"]
 
 Int64 = NDArray[np.int64]
 
@@ -64,7 +64,7 @@ def take_old(longs: Longs, packs: StepPacks, rules: Rules, supply: Supply) -> No
         at = _most_like(piece, chosen, longs, packs, (rules, supply, limit))
         if at >= 0:
             other = chosen[at]
-            _exchange(longs, packs, longs.places[other], (int(other), piece))
+            exchange(longs, packs, longs.places[other], (int(other), piece))
             # Kept in order: pieces between the two move up.
             while at + 1 < len(chosen) and chosen[at + 1] < piece:
                 chosen[at] = chosen[at + 1]
@@ -183,12 +183,12 @@ def _level_pack(longs: Longs, packs: StepPacks, member: Int64, terms: tuple[Rule
         if second >= 0:
             pair = _find_pair(longs, packs.rooms[pack], (pieces[first], pieces[second]), terms, error)
             if pair[0] >= 0:
-                _exchange(longs, packs, pack, (pieces[first], pair[0]))
-                _exchange(longs, packs, pack, (pieces[second], pair[1]))
+                exchange(longs, packs, pack, (pieces[first], pair[0]))
+                exchange(longs, packs, pack, (pieces[second], pair[1]))
                 pieces[first], pieces[second] = pair
                 return True
     if best >= 0:
-        _exchange(longs, packs, pack, (pieces[best], new))
+        exchange(longs, packs, pack, (pieces[best], new))
         pieces[best] = new
     return best >= 0
 
@@ -262,7 +262,7 @@ def _waste(less: int, rules: Rules, supply: Supply) -> int:
 
 
 @njit(cache=True, nogil=True)
-def _exchange(longs: Longs, packs: StepPacks, pack: int, pair: tuple[int, int]) -> None:
+def exchange(longs: Longs, packs: StepPacks, pack: int, pair: tuple[int, int]) -> None:
     """Put the second piece of ``pair`` into a pack in place of the first; -1 for no piece."""
     old, new = pair
     if old >= 0:

@@ -8,7 +8,8 @@ documents makes up for that; eight such documents from W steps do, one for each 
 
 1. packs all long pieces of the pool (``slate_choice.py``) and takes runs of packs that cost the same: slates,
    one from each part of the order by cost (``spread``), or all next to each other (``homogeneous``);
-2. exchanges pieces with the pool (``slate_swaps.py``): old ones first, then to make slates level;
+2. exchanges pieces with the pool (``slate_swaps.py``): old ones first, then for the shares of a mixture
+   (``slate_shares.py``), then to make slates level;
 3. fills up with short pieces, nearly in arrival order (``slate_fill.py``), where ranks lack work.
 
 No piece stands further than W steps from where it arrived, but where pieces that must go fit nowhere. All is
@@ -20,8 +21,17 @@ from numpy.typing import NDArray
 
 from ringfeed.pipeline.planner.packing import Packing, Pool, Shape, group_by_pack
 from ringfeed.pipeline.planner.slate_choice import choose_packs, make_skeletons
-from ringfeed.pipeline.planner.slate_fill import fill_packs, fill_the_empty, late_units
-from ringfeed.pipeline.planner.slate_stock import IN_POOL, Rules, Stock, is_any_left, make_stock, set_ages
+from ringfeed.pipeline.planner.slate_fill import due_units, fill_packs, fill_the_empty
+from ringfeed.pipeline.planner.slate_shares import SourceParts, burden_skeletons, keep_shares
+from ringfeed.pipeline.planner.slate_stock import (
+    IN_POOL,
+    TICKS,
+    Rules,
+    Stock,
+    is_any_left,
+    make_stock,
+    set_ages,
+)
 from ringfeed.pipeline.planner.slate_swaps import StepPacks, level_slates, move_to_packs, take_old
 
 __all__ = ["pack_slates"]
@@ -33,9 +43,12 @@ def pack_slates(pool: Pool, shape: Shape) -> Packing:
     """Pack the next steps; see the module's first lines."""
     stream = pool.stream
     stock, rules = make_stock(pool, shape)
+    parts = None
+    if pool.mixed is not None:
+        parts = SourceParts(pool.mixed.sources, stream.pieces.lengths, pool.mixed.weights)
     num_packs = [0]
     while is_any_left(stock) and (pool.final or len(num_packs) <= shape.steps_at_once):
-        num_packs.append(_pack_step(stock, rules, sum(num_packs)))
+        num_packs.append(_pack_step(stock, rules, parts, first_pack=sum(num_packs)))
     slates = np.concatenate([np.arange(count) // shape.slate_size for count in num_packs])
     used = np.zeros(len(slates), np.bool_)
     used[stock.packs[stock.packs != IN_POOL]] = True
@@ -45,12 +58,15 @@ def pack_slates(pool: Pool, shape: Shape) -> Packing:
     return Packing(stream.take(order), offsets, stream.take(left), slates[used].astype(np.int32))
 
 
-def _pack_step(stock: Stock, rules: Rules, first_pack: int) -> int:
+def _pack_step(stock: Stock, rules: Rules, parts: SourceParts | None, *, first_pack: int) -> int:
     """Pack one step; return how many packs it has."""
     longs = stock.longs
     set_ages(stock, rules)
     skeletons, supply = make_skeletons(stock, rules)
-    chosen = choose_packs(skeletons, rules, supply, late_units(stock, rules))
+    if parts is not None:
+        burden_skeletons(stock, skeletons, rules, parts)
+    late, due = due_units(stock, rules, -TICKS // 2), due_units(stock, rules, TICKS)
+    chosen = choose_packs(skeletons, rules, supply, (late, due))
     packs = StepPacks(
         first_pack,
         skeletons.rooms[chosen],
@@ -63,6 +79,8 @@ def _pack_step(stock: Stock, rules: Rules, first_pack: int) -> int:
     live = skeletons.of_long >= 0
     longs.places[live] = numbers[skeletons.of_long[live]]
     take_old(longs, packs, rules, supply)
+    if parts is not None:
+        keep_shares(stock, packs, rules, parts)
     level_slates(longs, packs, rules, supply)
     move_to_packs(stock, packs)
     fill_packs(stock, packs, rules, supply)

@@ -14,12 +14,13 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from ringfeed.pipeline.mixture_recipe import MixtureUnit
 from ringfeed.pipeline.planner.block_feed import BlockFeed
 from ringfeed.pipeline.planner.cursors import StreamCursor
 from ringfeed.pipeline.planner.documents import DocumentTable
 from ringfeed.pipeline.planner.draw_rules import draw_rules, open_feed, rule_at
 from ringfeed.pipeline.planner.options import PlanOptions
-from ringfeed.pipeline.planner.packing import Packing, Pool, Shape
+from ringfeed.pipeline.planner.packing import Packing, Pool, PoolSources, Shape
 from ringfeed.pipeline.planner.piece_stream import DrawRule, PieceStream, PoolPlace
 from ringfeed.pipeline.planner.redraw import Redraw
 from ringfeed.pipeline.planner.strategies import strategy_for
@@ -93,9 +94,8 @@ def plan_windows(
         ValueError: if documents and options do not fit together.
     """
     rules = draw_rules(documents, options) if rules is None else rules
-    redraw = Redraw.wanted_for(documents, options)
     with open_feed(documents, options, rules) as feed:
-        yield from _windows(feed, options, rules, start, redraw)
+        yield from _windows(feed, options, rules, start, documents)
 
 
 def _windows(
@@ -103,22 +103,21 @@ def _windows(
     options: PlanOptions,
     rules: Sequence[DrawRule],
     start: WindowStart,
-    redraw: Redraw | None,
+    documents: DocumentTable,
 ) -> Generator[Window, None, None]:
-    packer = _packer(options)
+    packer, redraw = _packer(options), Redraw.wanted_for(documents, options)
     stream = PieceStream(feed, cursor=start.cursor, drawn_slots=start.drawn_slots)
     while True:
         carried_slots = int(start.carried.slots.sum())
         place = PoolPlace(
-            first_step=start.first_step,
-            slots_before=carried_slots,
-            step_slots=packer.step_slots,
+            first_step=start.first_step, slots_before=carried_slots, step_slots=packer.step_slots
         )
         rule = rule_at(rules, start.first_step)
         new, losses = stream.take(packer.pool_slots - carried_slots, rule=rule, place=place)
         final = carried_slots + int(new.slots.sum()) < packer.pool_slots
         pieces = StreamPieces.concat([start.carried, new])
-        pool = Pool(pieces, len(start.carried), final, start.first_step, start.planned_slots)
+        mixed = _pool_sources(pieces, rule, documents, start.first_step, options.window)
+        pool = Pool(pieces, len(start.carried), final, start.first_step, start.planned_slots, mixed)
         packing = packer.pack(pool)
         num_packs = len(packing.offsets) - 1
         first_packs = np.append(np.arange(0, num_packs, options.packs_per_step), num_packs)
@@ -136,6 +135,18 @@ def _windows(
         if final:
             return
         start = after
+
+
+def _pool_sources(
+    pieces: StreamPieces, rule: DrawRule, documents: DocumentTable, first_step: int, window: int
+) -> PoolSources | None:
+    """Return what each source should be of a pool, by the weights of the steps that it is drawn for."""
+    mixture = rule.mixture
+    if mixture.num_sources == 1 or mixture.unit is not MixtureUnit.TOKENS:
+        return None
+    weights = [mixture.weights_at(step) for step in range(first_step, first_step + window)]
+    sources = documents.source_of(pieces.pieces.documents).astype(np.int64)
+    return PoolSources(sources, np.array(weights, np.int64).sum(axis=0))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
