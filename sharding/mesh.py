@@ -42,9 +42,9 @@ class LoaderRanks(TypedDict):
     cp_size: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class RankCoords:
-    """Where one rank stands along each axis."""
+    """Where one rank stands along each axis, outermost first."""
 
     pp: int = 0
     dp_replicate: int = 0
@@ -53,9 +53,9 @@ class RankCoords:
     tp: int = 0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class MeshShape:
-    """Ranks along each axis; their product is the number of ranks.
+    """Ranks along each axis, outermost first; their product is the number of ranks.
 
     Raises:
         ValueError: if a size is no integer of at least 1.

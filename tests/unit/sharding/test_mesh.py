@@ -154,3 +154,8 @@ def test_submesh_of_a_mapping():
 def test_no_submesh_is_none_and_of_size_0(mesh):
     assert get_submesh(mesh, "cp") is None
     assert mesh_axis_size(mesh, "cp") == 0
+
+
+def test_axes_may_go_by_their_order():
+    assert MeshShape(2, 1, 4, 8, 3) == MeshShape(pp=2, dp_replicate=1, dp_shard=4, cp=8, tp=3)
+    assert RankCoords(1, 0, 3, 7, 2) == RankCoords(pp=1, dp_replicate=0, dp_shard=3, cp=7, tp=2)
