@@ -16,8 +16,15 @@ from numba import njit
 from numpy.typing import NDArray
 
 from ringfeed.pipeline.planner.best_fit import descending_order
-from ringfeed.pipeline.planner.slate_stock import GONE, IN_POOL, TICKS, Rules, Stock, Supply
-from ringfeed.pipeline.planner.slate_swaps import StepPacks
+from ringfeed.pipeline.planner.slate_stock import (
+    GONE,
+    IN_POOL,
+    TICKS,
+    Rules,
+    StepPacks,
+    Stock,
+    Supply,
+)
 
 __all__ = ["due_units", "fill_packs", "fill_the_empty"]
 

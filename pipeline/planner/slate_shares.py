@@ -15,8 +15,14 @@ from numba import njit
 from numpy.typing import NDArray
 
 from ringfeed.pipeline.planner.slate_choice import Skeletons
-from ringfeed.pipeline.planner.slate_stock import IN_POOL, TICKS, Rules, Stock
-from ringfeed.pipeline.planner.slate_swaps import StepPacks, exchange
+from ringfeed.pipeline.planner.slate_stock import (
+    IN_POOL,
+    TICKS,
+    Rules,
+    StepPacks,
+    Stock,
+    exchange,
+)
 
 __all__ = ["SourceParts", "burden_skeletons", "keep_shares"]
 

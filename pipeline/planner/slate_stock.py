@@ -25,11 +25,14 @@ __all__ = [
     "Longs",
     "Rules",
     "Shorts",
+    "StepPacks",
     "Stock",
     "Supply",
+    "exchange",
     "is_any_left",
     "make_stock",
     "set_ages",
+    "waste",
 ]
 
 Int64 = NDArray[np.int64]
@@ -117,6 +120,19 @@ class Supply(NamedTuple):
     """Cost of a unit of room, as far as it will be filled, in 1/1024."""
 
 
+class StepPacks(NamedTuple):
+    """Packs of the step at hand: int64 [K] each."""
+
+    first: int
+    """Number of the first of them among those of the pool."""
+    rooms: Int64
+    costs: Int64
+    """With the short pieces that will fill the room, as far as they will."""
+    ranks: Int64
+    loads: Int64
+    """int64 [slate], cost of each rank in the step so far."""
+
+
 def make_stock(pool: Pool, shape: Shape) -> tuple[Stock, Rules]:
     """Sort a pool into long and short pieces.
 
@@ -198,3 +214,23 @@ def set_ages(stock: Stock, rules: Rules) -> None:
 def is_any_left(stock: Stock) -> bool:
     """Return whether any piece is in no pack yet."""
     return bool(stock.clock[2] > 0 or (stock.longs.places == IN_POOL).any())
+
+
+@njit(cache=True, nogil=True)
+def waste(less: int, rules: Rules, supply: Supply) -> int:
+    """Return what it is worth that ``less`` units fewer are filled."""
+    return 4 * max(0, less) * (rules.filler - supply.rate) // 1024
+
+
+@njit(cache=True, nogil=True)
+def exchange(longs: Longs, packs: StepPacks, pack: int, pair: tuple[int, int]) -> None:
+    """Put the second piece of ``pair`` into a pack in place of the first; -1 for no piece."""
+    old, new = pair
+    if old >= 0:
+        longs.places[old] = IN_POOL
+        packs.rooms[pack] += longs.sizes[old]
+        packs.costs[pack] -= longs.extras[old]
+    if new >= 0:
+        longs.places[new] = pack
+        packs.rooms[pack] -= longs.sizes[new]
+        packs.costs[pack] += longs.extras[new]

@@ -1,4 +1,4 @@
-"""Exchanges of long pieces between the packs of a step and the pool: the old go first, slates become level.
+"""Slates become level: long pieces of a step are exchanged with others of the pool.
 
 In:   long pieces with their places (``slate_stock.py``), the room and cost of the step's packs
 Out:  the same, changed; and the rank that each pack will go to (``pipeline/ranks.py`` has the rule)
@@ -9,15 +9,24 @@ same, but for what the ranks that get them lack or have too much from the slates
 Shapes: L long pieces, smallest first; K packs in the step.
 """
 
-from typing import NamedTuple
-
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from ringfeed.pipeline.planner.slate_stock import GONE, IN_POOL, TICKS, Longs, Rules, Stock, Supply
+from ringfeed.pipeline.planner.slate_stock import (
+    GONE,
+    IN_POOL,
+    TICKS,
+    Longs,
+    Rules,
+    StepPacks,
+    Stock,
+    Supply,
+    exchange,
+    waste,
+)
 
-__all__ = ["StepPacks", "exchange", "level_slates", "move_to_packs", "take_old"]
+__all__ = ["level_slates", "move_to_packs"]
 
 Int64 = NDArray[np.int64]
 
@@ -26,80 +35,6 @@ _NEIGHBOURS = 16
 _REACH = 64
 """Pieces of other packs that are passed over in a search."""
 _ROUNDS = 16
-_FAR = np.int64(1) << 60
-
-
-class StepPacks(NamedTuple):
-    """Packs of the step at hand: int64 [K] each."""
-
-    first: int
-    """Number of the first of them among those of the pool."""
-    rooms: Int64
-    costs: Int64
-    """With the short pieces that will fill the room, as far as they will."""
-    ranks: Int64
-    loads: Int64
-    """int64 [slate], cost of each rank in the step so far."""
-
-
-@njit(cache=True, nogil=True)
-def take_old(longs: Longs, packs: StepPacks, rules: Rules, supply: Supply) -> None:
-    """Bring old pieces of the pool into the step, each in place of a younger one of nearly its size.
-
-    The older, the less like it the other may be; one that is as old as the window takes any that it fits.
-    """
-    arrived = np.flatnonzero((longs.places != GONE) & (longs.ages >= 0))
-    arrived = arrived[np.argsort(-longs.ages[arrived], kind="mergesort")]
-    chosen = np.flatnonzero(longs.places >= 0)
-    window = rules.window * TICKS
-    for turn in range(len(arrived)):
-        piece = int(arrived[turn])
-        # Asked for each piece in turn: one that an older piece took the place of may take another's.
-        if longs.places[piece] != IN_POOL:
-            continue
-        age = longs.ages[piece]
-        limit = rules.plain // 7 * age // window
-        if age >= window - TICKS:
-            limit = _FAR if age >= window else rules.plain // 2
-        at = _most_like(piece, chosen, longs, packs, (rules, supply, limit))
-        if at >= 0:
-            other = chosen[at]
-            exchange(longs, packs, longs.places[other], (int(other), piece))
-            # Kept in order: pieces between the two move up.
-            while at + 1 < len(chosen) and chosen[at + 1] < piece:
-                chosen[at] = chosen[at + 1]
-                at += 1
-            while at > 0 and chosen[at - 1] > piece:
-                chosen[at] = chosen[at - 1]
-                at -= 1
-            chosen[at] = piece
-
-
-@njit(cache=True, nogil=True)
-def _most_like(
-    piece: int, chosen: Int64, longs: Longs, packs: StepPacks, terms: tuple[Rules, Supply, int]
-) -> int:
-    """Return which of ``chosen`` costs nearly as much, is clearly younger, and leaves room enough; or -1."""
-    rules, supply, limit = terms
-    window = rules.window * TICKS
-    age = longs.ages[piece]
-    at = int(np.searchsorted(chosen, piece))
-    best = -1
-    for step in (1, -1):
-        i = at if step == 1 else at - 1
-        while 0 <= i < len(chosen):
-            other = chosen[i]
-            differ = abs(longs.extras[piece] - longs.extras[other])
-            if differ >= limit:
-                break
-            younger = longs.ages[other] < (window if age >= window else age - window // 5)
-            less = longs.sizes[other] - longs.sizes[piece]
-            if younger and -less <= packs.rooms[longs.places[other]]:
-                differ += _waste(less, rules, supply)
-                if differ < limit:
-                    best, limit = i, differ
-            i += step
-    return best
 
 
 @njit(cache=True, nogil=True)
@@ -171,10 +106,10 @@ def _level_pack(longs: Longs, packs: StepPacks, member: Int64, terms: tuple[Rule
         other = _find(longs, extra + lacking, packs.rooms[pack] + size)
         if other >= 0:
             differ = abs(longs.extras[other] - extra - lacking)
-            differ += _waste(size - longs.sizes[other], rules, supply)
+            differ += waste(size - longs.sizes[other], rules, supply)
             if differ < error:
                 error, best, new = differ, i, other
-        differ = abs(extra + lacking) + _waste(size, rules, supply)
+        differ = abs(extra + lacking) + waste(size, rules, supply)
         # What is taken out of the plan's last steps would make more of them.
         if piece >= 0 and not rules.final and differ < error:
             error, best, new = differ, i, -1
@@ -230,7 +165,7 @@ def _find_pair(
                 if second >= 0:
                     differ = abs(wanted - longs.extras[first] - longs.extras[second])
                     less = size - longs.sizes[first] - longs.sizes[second]
-                    differ += _waste(less, rules, supply)
+                    differ += waste(less, rules, supply)
                     if differ < error:
                         error, best = differ, (first, second)
             first += step
@@ -253,26 +188,6 @@ def _find(longs: Longs, extra: int, room: int) -> int:
     if down <= first or longs.extras[up] - extra <= extra - longs.extras[down]:
         return up
     return down
-
-
-@njit(cache=True, nogil=True)
-def _waste(less: int, rules: Rules, supply: Supply) -> int:
-    """Return what it is worth that ``less`` units fewer are filled."""
-    return 4 * max(0, less) * (rules.filler - supply.rate) // 1024
-
-
-@njit(cache=True, nogil=True)
-def exchange(longs: Longs, packs: StepPacks, pack: int, pair: tuple[int, int]) -> None:
-    """Put the second piece of ``pair`` into a pack in place of the first; -1 for no piece."""
-    old, new = pair
-    if old >= 0:
-        longs.places[old] = IN_POOL
-        packs.rooms[pack] += longs.sizes[old]
-        packs.costs[pack] -= longs.extras[old]
-    if new >= 0:
-        longs.places[new] = pack
-        packs.rooms[pack] -= longs.sizes[new]
-        packs.costs[pack] += longs.extras[new]
 
 
 @njit(cache=True, nogil=True)

@@ -8,8 +8,8 @@ documents makes up for that; eight such documents from W steps do, one for each 
 
 1. packs all long pieces of the pool (``slate_choice.py``) and takes runs of packs that cost the same: slates,
    one from each part of the order by cost (``spread``), or all next to each other (``homogeneous``);
-2. exchanges pieces with the pool (``slate_swaps.py``): old ones first, then for the shares of a mixture
-   (``slate_shares.py``), then to make slates level;
+2. exchanges pieces with the pool: for old ones first (``slate_age.py``), then for the shares of a mixture
+   (``slate_shares.py``), then to make slates level (``slate_swaps.py``);
 3. fills up with short pieces, nearly in arrival order (``slate_fill.py``), where ranks lack work.
 
 No piece stands further than W steps from where it arrived, but where pieces that must go fit nowhere. All is
@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringfeed.pipeline.planner.packing import Packing, Pool, Shape, group_by_pack
+from ringfeed.pipeline.planner.slate_age import take_old
 from ringfeed.pipeline.planner.slate_choice import choose_packs, make_skeletons
 from ringfeed.pipeline.planner.slate_fill import due_units, fill_packs, fill_the_empty
 from ringfeed.pipeline.planner.slate_shares import SourceParts, burden_skeletons, keep_shares
@@ -27,12 +28,13 @@ from ringfeed.pipeline.planner.slate_stock import (
     IN_POOL,
     TICKS,
     Rules,
+    StepPacks,
     Stock,
     is_any_left,
     make_stock,
     set_ages,
 )
-from ringfeed.pipeline.planner.slate_swaps import StepPacks, level_slates, move_to_packs, take_old
+from ringfeed.pipeline.planner.slate_swaps import level_slates, move_to_packs
 
 __all__ = ["pack_slates"]
 

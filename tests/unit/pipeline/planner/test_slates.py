@@ -84,6 +84,22 @@ def test_homogeneous_steps_hold_packs_of_like_cost(plan_work):
     assert spread_within_steps("spread") > 1.3
 
 
+@pytest.mark.parametrize("schedule", ["spread", "homogeneous"])
+def test_a_short_document_that_must_go_leaves_no_hole_in_place_of_a_long_one(plan_work, schedule):
+    rng = np.random.default_rng(0)
+    short, long = np.minimum(web(num_documents=6000), PACK // 4), rng.integers(PACK // 4, PACK, 6000)
+    lengths = np.where(rng.random(6000) < 0.2, long, short)
+    plan = plan_work(lengths, schedule=schedule).plan
+    filled = [
+        sum(lengths)
+        for i in range(plan.num_steps - 10)
+        for lengths in plan.step(i).column("lengths").to_pylist()
+    ]
+
+    assert min(filled) > PACK / 2
+    assert np.mean(filled) > 0.97 * PACK
+
+
 def test_steps_of_the_spread_schedule_cost_much_the_same(plan_work):
     def variation(schedule):
         plan = plan_work(web(), schedule=schedule).plan
