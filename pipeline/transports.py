@@ -11,7 +11,6 @@ the last ``pip install``.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import re
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
@@ -25,9 +24,8 @@ GROUP = "ringfeed.transports"
 OWN_TRANSPORTS = {
     "flight": "ringfeed.pipeline.flight_client:open_fetcher",
     "grpc+tls": "ringfeed.pipeline.flight_client:open_fetcher",
-    "ray-actor": "ringfeed.workers.object_store:open_fetcher",
 }
-"""Scheme -> ``module:function`` of this package; a module that is not installed has no transport."""
+"""Scheme -> ``module:function`` of this package."""
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 
@@ -56,7 +54,7 @@ def open_fetcher(url: str, question: FeedQuestion) -> BlockFetcher:
 
 
 def _find(scheme: str) -> OpenFetcher | None:
-    if _is_own(scheme):
+    if scheme in OWN_TRANSPORTS:
         module, _, name = OWN_TRANSPORTS[scheme].partition(":")
         own: OpenFetcher = getattr(importlib.import_module(module), name)
         return own
@@ -68,12 +66,4 @@ def _find(scheme: str) -> OpenFetcher | None:
 
 
 def _schemes() -> list[str]:
-    own = {scheme for scheme in OWN_TRANSPORTS if _is_own(scheme)}
-    others = {entry.name for entry in entry_points(group=GROUP)} - OWN_TRANSPORTS.keys()
-    return sorted(own | others)
-
-
-def _is_own(scheme: str) -> bool:
-    """Return whether this package has a transport for ``scheme``, without importing it."""
-    module = OWN_TRANSPORTS.get(scheme, "").partition(":")[0]
-    return bool(module) and importlib.util.find_spec(module) is not None
+    return sorted(OWN_TRANSPORTS.keys() | {entry.name for entry in entry_points(group=GROUP)})

@@ -4,6 +4,7 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 
 from ringfeed.pipeline.bshd import thd_from_bshd
 from ringfeed.pipeline.views import cut_chunk
@@ -110,7 +111,6 @@ def test_token_aligned_columns_are_carried_and_others_left_out():
 
 
 def test_tensors_are_taken_and_left_untouched():
-    torch = pytest.importorskip("torch")
     given = {name: torch.from_numpy(value.copy()) for name, value in batch().items()}
     before = {name: value.clone() for name, value in given.items()}
 

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import tokenizers
 
 from ringfeed.pipeline.corpus import Corpus
 from ringfeed.pipeline.ingest import IngestOptions, run_ingest
@@ -94,7 +95,6 @@ def test_token_columns_take_the_dtype_of_the_column(tmp_path):
 
 
 def test_tokenizer_files_decide_the_tokens_and_the_fingerprint(tree, tmp_path):
-    tokenizers = pytest.importorskip("tokenizers")
     words = ["first", "second", "third", "fourth", "fifth", "sixth"]
     for name, order in (("a", words), ("b", words[::-1])):
         model = tokenizers.models.WordLevel({w: i for i, w in enumerate(order)}, **{"unk_token": words[0]})
@@ -206,7 +206,6 @@ def test_options_that_make_no_sense_are_refused(tmp_path, options, message):
 
 
 def test_bytes_of_broken_text_need_the_byte_tokenizer(tree, tmp_path):
-    tokenizers = pytest.importorskip("tokenizers")
     tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, **{"unk_token": "a"})).save(
         str(tmp_path / "t")
     )

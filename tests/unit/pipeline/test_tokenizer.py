@@ -4,6 +4,7 @@ import pickle
 
 import numpy as np
 import pytest
+import tokenizers
 
 from ringfeed.pipeline.tokenizer import ByteTokenizer, HfTokenizer, make_tokenizer
 
@@ -17,7 +18,6 @@ def encode(tokenizer, texts):
 
 @pytest.fixture(scope="module")
 def word_file(tmp_path_factory):
-    tokenizers = pytest.importorskip("tokenizers")
     tokenizer = tokenizers.Tokenizer(
         tokenizers.models.WordLevel(
             {"[UNK]": 0, "one": 1, "two": 2, "[BOS]": 3, "[PAD]": 4}, **{"unk_token": "[UNK]"}
@@ -75,7 +75,6 @@ def test_tokenizers_travel_to_other_processes(word_file):
 def test_what_is_no_tokenizer_is_refused(tmp_path):
     with pytest.raises(ValueError, match="tokenizer='llama' is neither 'bytes' nor a file"):
         make_tokenizer("llama")
-    pytest.importorskip("tokenizers")
     (tmp_path / "x.json").write_text("{}")
     with pytest.raises(ValueError, match=r"x\.json is no tokenizer file"):
         make_tokenizer(str(tmp_path / "x.json"))

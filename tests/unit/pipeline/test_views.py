@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from ringfeed.pipeline.thd import ThdChunk
 from ringfeed.pipeline.views import concat_views, cut_all, cut_chunk
@@ -79,7 +80,6 @@ def test_a_layout_may_be_named():
 
 
 def test_strided_columns_lists_and_tensors_are_taken():
-    torch = pytest.importorskip("torch")
     wide = np.arange(64).reshape(32, 2)
 
     parts = cut_all(

@@ -1,8 +1,10 @@
 """URLs: a transport is found wherever it is installed, gets what it needs, and serves a Loader."""
 
-import importlib.util
+import importlib
+import inspect
 import sys
 import tomllib
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -80,16 +82,13 @@ def test_a_scheme_is_what_comes_before_the_slashes(source, scheme):
     assert scheme_of(source) == scheme
 
 
-def available(scheme):
-    return importlib.util.find_spec(OWN_TRANSPORTS[scheme].partition(":")[0]) is not None
-
-
-def test_the_installed_entry_points_are_the_own_transports_that_exist():
+def test_the_installed_entry_points_are_the_own_transports_and_open_fetchers():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
-    declared = project.get("entry-points", {}).get(GROUP, {})
-
-    assert declared == {scheme: OWN_TRANSPORTS[scheme] for scheme in OWN_TRANSPORTS if available(scheme)}
+    assert project["entry-points"][GROUP] == OWN_TRANSPORTS
+    for scheme, target in OWN_TRANSPORTS.items():
+        opener = EntryPoint(scheme, target, GROUP).load()
+        assert list(inspect.signature(opener).parameters) == ["url", "question"]
 
 
 def test_another_distribution_does_not_take_over_an_own_scheme(installed, monkeypatch):
