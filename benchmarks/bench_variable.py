@@ -27,7 +27,8 @@ from ringfeed.pipeline.planner.balance import BalanceMeter
 from ringfeed.pipeline.planner.cost import DEFAULT_COST_MODEL
 from ringfeed.pipeline.planner.documents import LengthsTable
 from ringfeed.pipeline.planner.options import PlanOptions
-from ringfeed.pipeline.planner.rows import cut_slates, window_rows
+from ringfeed.pipeline.planner.packing import cut_slates
+from ringfeed.pipeline.planner.rows import window_rows
 from ringfeed.pipeline.planner.windows import WindowStart, plan_windows
 from ringfeed.pipeline.recipe import SourceRef
 

@@ -86,7 +86,8 @@ def assign_packs(
         int64 [M, dp_size, packs_per_chunk] pack ids; ``MISSING`` where there is no pack, last in its chunk.
 
     Raises:
-        ValueError: if dp_size * packs_per_chunk does not divide packs_per_step, or K exceeds it.
+        ValueError: if dp_size * packs_per_chunk does not divide packs_per_step, K exceeds it, or a slate has
+            more packs than ``slate_size``.
     """
     num_groups = num_micro_batches(
         packs_per_step=packs_per_step, dp_size=dp_size, packs_per_chunk=packs_per_chunk
@@ -111,7 +112,7 @@ def assign_steps(
     by_slate: bool,
     shape: tuple[int, int, int],
 ) -> NDArray[np.int64]:
-    """Deal the packs of S steps at once, each step as ``assign_packs`` does; checks nothing.
+    """Deal the packs of S steps at once, each step as ``assign_packs`` does.
 
     Args:
         costs: int64 [K], of all packs in (step, pack) order.
@@ -122,6 +123,9 @@ def assign_steps(
 
     Returns:
         int64 [S, M, dp_size, packs_per_chunk], pack ids within the step.
+
+    Raises:
+        ValueError: if a group has more packs than ranks have room for, or is none of M: the plan is damaged.
     """
     num_groups, dp_size, packs_per_chunk = shape
     counts = np.diff(first_packs)
@@ -131,10 +135,25 @@ def assign_steps(
     order = np.lexsort(keys)
     # Steps stay together in the order, so that ``packs`` is also the place of each turn in its step.
     within = slates[order].astype(np.int64) if by_slate else packs // (dp_size * packs_per_chunk)
+    _check_groups(steps, within, shape)
     table = np.full((len(counts) * num_groups, dp_size, packs_per_chunk), MISSING, dtype=np.int64)
     _deal(packs[order], costs[order], steps, steps * num_groups + within, table)
     # Ascending pack ids; as unsigned numbers, MISSING is the largest.
     return np.sort(table.view(np.uint64), axis=2).view(np.int64).reshape(len(counts), *shape)
+
+
+def _check_groups(steps: NDArray[np.int64], groups: NDArray[np.int64], shape: tuple[int, int, int]) -> None:
+    num_groups, dp_size, packs_per_chunk = shape
+    size = dp_size * packs_per_chunk
+    wrong = np.flatnonzero((groups < 0) | (groups >= num_groups))
+    if not len(wrong):
+        cells = steps * num_groups + groups
+        wrong = np.flatnonzero(np.bincount(cells)[cells] > size) if len(cells) else wrong
+    if len(wrong):
+        raise ValueError(
+            f"slate {groups[wrong[0]]} does not fit: a step has at most {num_groups} slates of {size} packs; "
+            "the plan is damaged or was made by a faulty version, plan again"
+        )
 
 
 @njit(cache=True, nogil=True)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ringfeed.pipeline.plan import Plan
     from ringfeed.pipeline.plan_blocks import Block
     from ringfeed.pipeline.progress import Progress
+    from ringfeed.pipeline.step_packs import PackRows
 
 __all__ = ["check_blocks", "open_planned_documents"]
 
@@ -102,11 +103,25 @@ def _row_faults(plan: Plan, block: Block) -> list[str]:
     expected = np.arange(len(rows.steps)) - np.searchsorted(rows.steps, rows.steps)
     wrong = np.flatnonzero((rows.packs != expected) | (rows.packs >= plan.packs_per_step))
     faults += [f"step {rows.steps[i]} has a pack {rows.packs[i]} out of order" for i in wrong[:1].tolist()]
+    faults += _slate_faults(plan, rows)
     if rows.supervised is not None:
         steps, first = np.unique(rows.steps, return_index=True)
         unsupervised = np.flatnonzero(np.add.reduceat(rows.supervised.sum(axis=1), first) == 0)
         faults += [f"step {steps[i]} has no supervised token" for i in unsupervised.tolist()]
     return faults
+
+
+def _slate_faults(plan: Plan, rows: PackRows) -> list[str]:
+    """Return the first slate that has more packs than a slate has, or that no step has."""
+    size, num_slates = plan.slate_size, plan.packs_per_step // plan.slate_size
+    none = np.flatnonzero((rows.slates < 0) | (rows.slates >= num_slates))
+    if len(none):
+        return [f"step {rows.steps[none[0]]} has a slate {rows.slates[none[0]]}, there are {num_slates}"]
+    cells, counts = np.unique(rows.steps * num_slates + rows.slates, return_counts=True)
+    return [
+        f"step {cell // num_slates}, slate {cell % num_slates} has more than slate_size={size} packs"
+        for cell in cells[counts > size][:1].tolist()
+    ]
 
 
 def _count_faults(block: Block, bounds: npt.NDArray[np.int64]) -> list[str]:

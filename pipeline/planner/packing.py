@@ -17,7 +17,7 @@ from ringfeed.pipeline.planner.cost import CostModel
 from ringfeed.pipeline.planner.options import PlanOptions, Schedule
 from ringfeed.pipeline.planner.stream import StreamPieces
 
-__all__ = ["Packing", "Pool", "PoolSources", "Shape", "group_by_pack"]
+__all__ = ["Packing", "Pool", "PoolSources", "Shape", "cut_slates", "group_by_pack"]
 
 Int64 = NDArray[np.int64]
 
@@ -144,3 +144,19 @@ def group_by_pack(packs: Int64, ranks: Int64, num_kept: int) -> tuple[Int64, Int
             left[num_left] = i
             num_left += 1
     return order, offsets, left
+
+
+def cut_slates(steps: Int64, packs: Int64, costs: Int64, *, slate_size: int) -> NDArray[np.int32]:
+    """Return the slate of each pack: in a step, packs sorted by (-cost, pack) are cut into groups.
+
+    Args:
+        steps: int64 [K], rising; which packs belong together.
+        packs: int64 [K], order in the step.
+        costs: int64 [K].
+        slate_size: packs in a slate.
+    """
+    order = np.lexsort((packs, -costs, steps))
+    slates = np.empty(len(packs), np.int32)
+    # Steps stay where they are, so the place in a step is the pack number that stands there unsorted.
+    slates[order] = packs // slate_size
+    return slates

@@ -9,11 +9,12 @@ from numpy.typing import NDArray
 
 from ringfeed.pipeline.planner.documents import DocumentTable
 from ringfeed.pipeline.planner.options import Overflow, PlanOptions
+from ringfeed.pipeline.planner.packing import cut_slates
 from ringfeed.pipeline.planner.tally import StepTally, count_distances
 from ringfeed.pipeline.planner.windows import Window
 from ringfeed.pipeline.step_packs import PackRows
 
-__all__ = ["cut_slates", "window_rows"]
+__all__ = ["window_rows"]
 
 Int64 = NDArray[np.int64]
 
@@ -64,22 +65,6 @@ def window_rows(window: Window, documents: DocumentTable, options: PlanOptions) 
         ),
     )
     return rows, tally
-
-
-def cut_slates(steps: Int64, packs: Int64, costs: Int64, *, slate_size: int) -> NDArray[np.int32]:
-    """Return the slate of each pack: in a step, packs sorted by (-cost, pack) are cut into groups.
-
-    Args:
-        steps: int64 [K], rising; which packs belong together.
-        packs: int64 [K], order in the step.
-        costs: int64 [K].
-        slate_size: packs in a slate.
-    """
-    order = np.lexsort((packs, -costs, steps))
-    slates = np.empty(len(packs), np.int32)
-    # Steps stay where they are, so the place in a step is the pack number that stands there unsorted.
-    slates[order] = packs // slate_size
-    return slates
 
 
 def _supervised(window: Window, documents: DocumentTable, options: PlanOptions) -> Int64 | None:

@@ -16,10 +16,12 @@ No piece stands further than W steps from where it arrived, but where pieces tha
 in whole numbers: the same plan on every machine.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
-from ringfeed.pipeline.planner.packing import Packing, Pool, Shape, group_by_pack
+from ringfeed.pipeline.planner.packing import Packing, Pool, Shape, cut_slates, group_by_pack
 from ringfeed.pipeline.planner.slate_age import take_old
 from ringfeed.pipeline.planner.slate_choice import choose_packs, make_skeletons
 from ringfeed.pipeline.planner.slate_fill import due_units, fill_packs, fill_the_empty
@@ -35,6 +37,7 @@ from ringfeed.pipeline.planner.slate_stock import (
     set_ages,
 )
 from ringfeed.pipeline.planner.slate_swaps import level_slates, move_to_packs
+from ringfeed.pipeline.planner.stream import StreamPieces
 
 __all__ = ["pack_slates"]
 
@@ -48,16 +51,42 @@ def pack_slates(pool: Pool, shape: Shape) -> Packing:
     parts = None
     if pool.mixed is not None:
         parts = SourceParts(pool.mixed.sources, stream.pieces.lengths, pool.mixed.weights)
-    num_packs = [0]
-    while is_any_left(stock) and (pool.final or len(num_packs) <= shape.steps_at_once):
+    num_packs: list[int] = []
+    while is_any_left(stock) and (pool.final or len(num_packs) < shape.steps_at_once):
         num_packs.append(_pack_step(stock, rules, parts, first_pack=sum(num_packs)))
-    slates = np.concatenate([np.arange(count) // shape.slate_size for count in num_packs])
-    used = np.zeros(len(slates), np.bool_)
+    used = np.zeros(sum(num_packs), np.bool_)
     used[stock.packs[stock.packs != IN_POOL]] = True
-    # Only the last step of a plan has packs that nothing was left for.
+    # At a plan's end there may be packs that nothing was left for.
     ranks = np.append(np.where(used, np.cumsum(used) - 1, -1), -1)
     order, offsets, left = group_by_pack(stock.packs, ranks, int(used.sum()))
-    return Packing(stream.take(order), offsets, stream.take(left), slates[used].astype(np.int32))
+    packed = stream.take(order)
+    slates = _slates(num_packs, used, _pack_costs(packed, offsets, shape), shape)
+    return Packing(packed, offsets, stream.take(left), slates)
+
+
+def _pack_costs(packed: StreamPieces, offsets: Int64, shape: Shape) -> Int64:
+    costs = shape.cost_model.piece_costs(packed.pieces.lengths)
+    return np.asarray(np.add.reduceat(costs, offsets[:-1]) if len(costs) else costs, dtype=np.int64)
+
+
+def _slates(
+    num_packs: Sequence[int], used: NDArray[np.bool_], costs: Int64, shape: Shape
+) -> NDArray[np.int32]:
+    """Return the slate of each used pack in its step.
+
+    Only the last step of a plan may hold fewer packs than others. Where one before it came out short, packs
+    move up from the step after it: from there on slates are cut anew.
+    """
+    planned = np.repeat(np.arange(len(num_packs)), num_packs)
+    within = np.arange(len(planned)) - np.repeat(np.cumsum([0, *num_packs])[:-1], num_packs)
+    slates = (within // shape.slate_size).astype(np.int32)
+    planned, slates = planned[used], np.asarray(slates[used], dtype=np.int32)
+    steps, packs = np.divmod(np.arange(len(slates)), shape.packs_per_step)
+    moved = np.flatnonzero(steps != planned)
+    if len(moved):
+        first = int(steps[moved[0]]) * shape.packs_per_step
+        slates[first:] = cut_slates(steps[first:], packs[first:], costs[first:], slate_size=shape.slate_size)
+    return slates
 
 
 def _pack_step(stock: Stock, rules: Rules, parts: SourceParts | None, *, first_pack: int) -> int:

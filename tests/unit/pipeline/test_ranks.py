@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringfeed.pipeline.planner.rows import cut_slates
+from ringfeed.pipeline.planner.packing import cut_slates
 from ringfeed.pipeline.ranks import MISSING, assign_packs
 
 
@@ -62,6 +62,13 @@ def test_slates_are_used_as_they_are_where_they_hold_a_group():
 
     # Slate 0 is packs 1 and 2; slate 1 is packs 0 and 3.
     assert table.tolist() == [[[1], [2]], [[3], [0]]]
+
+
+@pytest.mark.parametrize("slates", [[0, 0, 0, 1], [0, 0, 1, 2], [-1, 0, 0, 1]])
+def test_slates_that_ranks_have_no_room_for_are_refused(slates):
+    costs = np.array([9, 8, 2, 1])
+    with pytest.raises(ValueError, match=r"at most 2 slates of 2 packs; .* plan again"):
+        assign_packs(costs, np.array(slates, np.int32), packs_per_step=4, slate_size=2, dp_size=2)
 
 
 @pytest.mark.parametrize(("dp_size", "packs_per_chunk"), [(3, 1), (16, 1), (4, 4)])

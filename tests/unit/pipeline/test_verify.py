@@ -240,6 +240,15 @@ def test_a_variable_pack_that_costs_more_than_its_budget_is_found(folders):
     assert any("costs more than work_budget" in problem for problem in problems(variable))
 
 
+@pytest.mark.parametrize(("slate", "told"), [(0, "has more than slate_size"), (9, "has a slate 9")])
+def test_a_slate_that_ranks_have_no_room_for_is_found(folders, slate, told):
+    sliced = plan(folders, "sliced", packs_per_step=4, slate_size=2)
+    assert problems(sliced) == []
+
+    forge_block(sliced, lambda rows: replace(rows, slates=np.full_like(rows.slates, slate)))
+    assert any(told in problem for problem in problems(sliced))
+
+
 def test_rows_that_are_not_what_the_chain_says_are_found(folders):
     single = plan(folders, "single")
     block = read_block(single, Plan.open(single).manifest.files[0])
