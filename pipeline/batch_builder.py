@@ -48,6 +48,8 @@ class BuiltBatch:
     batch: Batch
     placed: Placed
     """To be waited for where the batch is used."""
+    num_tokens: int
+    """L: local tokens, padding included."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -147,7 +149,12 @@ class BatchBuilder:
             pads=self._pads,
         )
         return BuiltBatch(
-            step=step, micro_batch=micro_batch, chain=share.dealt.chain, batch=batch, placed=placed
+            step=step,
+            micro_batch=micro_batch,
+            chain=share.dealt.chain,
+            batch=batch,
+            placed=placed,
+            num_tokens=chunk.num_local,
         )
 
     def _num_local(self, share: _StepShare, micro_batch: int, *, first: RankView) -> int:

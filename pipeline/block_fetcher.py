@@ -54,6 +54,8 @@ class FetcherStatus:
     times, last error: connection refused"."""
     bytes_held: Mapping[str, int]
     """Bytes that this fetcher holds or knows of beside those it has handed over, by holder."""
+    retries: int = 0
+    """Requests that were made again so far, because whoever was asked first did not answer them."""
 
 
 class BlockFetcher(Protocol):

@@ -22,11 +22,13 @@ from ringfeed.pipeline.block_reader import ReadBlock, read_block
 from ringfeed.pipeline.feed_request import BLOCK_COLUMNS
 from ringfeed.pipeline.feed_stall import Patience, Stall, StallWatch
 from ringfeed.pipeline.feed_window import BlockGrid, FeedWindow, Slot
+from ringfeed.pipeline.loader_metrics import NoMetrics, StallCause
 from ringfeed.pipeline.manifest import CorruptDataError
 from ringfeed.pipeline.views import padding_view
 
 if TYPE_CHECKING:
     from ringfeed.pipeline.block_fetcher import BlockFetcher
+    from ringfeed.pipeline.loader_metrics import LoaderMetrics
     from ringfeed.pipeline.opening import ViewSpec
     from ringfeed.pipeline.ranks import RankPlace
     from ringfeed.pipeline.step_block import EncodedBlock
@@ -40,6 +42,8 @@ DEFAULT_WINDOW_BYTES = 128 << 20
 # How soon a wait notices that nobody wants it any more. A block that arrives ends it at once.
 _NOTICE_SECONDS = 0.05
 _LOG = logging.getLogger("ringfeed.feed")
+_Wanted = tuple[int, str, StallCause]
+"""A step, what of it, and what a wait for it is counted as."""
 
 
 class FeedSource:
@@ -53,6 +57,7 @@ class FeedSource:
         columns: tuple[str, ...] = BLOCK_COLUMNS,
         window_bytes: int = DEFAULT_WINDOW_BYTES,
         patience: Patience | None = None,
+        metrics: LoaderMetrics | None = None,
     ) -> None:
         """Ask the service what it serves; no block is fetched yet.
 
@@ -62,6 +67,7 @@ class FeedSource:
             columns: what of each pack is wanted (``feed_request.BLOCK_COLUMNS``).
             window_bytes: for blocks that are here or under way; one is, whatever it takes.
             patience: when a wait is told, and when it fails.
+            metrics: told of blocks, waits and retries.
 
         Raises:
             ValueError: if the place does not fit what the service serves.
@@ -70,6 +76,8 @@ class FeedSource:
         self._facts = fetcher.facts()
         self._fingerprint = self._facts.fingerprint
         self._patience = patience or Patience()
+        self._metrics = metrics or NoMetrics()
+        self._retries = 0
         self._facts.check_place(place)
         self.place = place
         self._grid = BlockGrid.of(self._facts, place, columns)
@@ -179,20 +187,21 @@ class FeedSource:
                     return False
             return True
         finally:
-            self._count(watch)
+            self._count(watch, StallCause.PLANNER)
 
     def _arrive(self, step: int, micro_batch: int, stop: threading.Event) -> ReadBlock | None:
         """Return the block with a micro-batch once it is here; None once ``stop`` is set."""
         end = self._grid.index(self._facts.num_steps, 0)
         slot = self._window.move_to(self._grid.index(step, micro_batch), end=end)
         if slot.block is None:
-            slot.block = self._receive(slot, (step, f"micro-batch {micro_batch}"), stop)
+            wanted = (step, f"micro-batch {micro_batch}", StallCause.BUILDER)
+            slot.block = self._receive(slot, wanted, stop)
         is_due = time.monotonic() - self._asked_facts > self._patience.poll_seconds
         if self._facts.is_growing and is_due and self._window.asked_to >= end:
             self._ask_facts()
         return slot.block
 
-    def _receive(self, slot: Slot, wanted: tuple[int, str], stop: threading.Event) -> ReadBlock | None:
+    def _receive(self, slot: Slot, wanted: _Wanted, stop: threading.Event) -> ReadBlock | None:
         """Wait for what was asked for, and check it; a damaged block is asked for once more."""
         try:
             encoded = self._wait(slot, wanted, stop)
@@ -201,6 +210,7 @@ class FeedSource:
             except CorruptDataError as error:
                 _LOG.warning("%s; it is asked for again", error)
             self._window.ask_again(slot)
+            self._metrics.retries(1)
             encoded = self._wait(slot, wanted, stop)
             return None if encoded is None else read_block(encoded, slot.request, self._facts)
         except Exception:
@@ -208,17 +218,21 @@ class FeedSource:
             self._window.forget()
             raise
 
-    def _wait(self, slot: Slot, wanted: tuple[int, str], stop: threading.Event) -> EncodedBlock | None:
-        watch = StallWatch(self._patience, lambda waited: self._stall(waited, *wanted))
+    def _wait(self, slot: Slot, wanted: _Wanted, stop: threading.Event) -> EncodedBlock | None:
+        step, what, cause = wanted
+        watch = StallWatch(self._patience, lambda waited: self._stall(waited, step, what))
         try:
             while not slot.future.done() and not stop.is_set():
                 wait([slot.future], timeout=_NOTICE_SECONDS)
                 watch.check()
-            return None if stop.is_set() else slot.future.result()
+            encoded = None if stop.is_set() else slot.future.result()
         except CancelledError:
             raise ValueError("the source was closed while it waited for a block") from None
         finally:
-            self._count(watch)
+            self._count(watch, cause)
+        if encoded is not None:
+            self._metrics.block(nbytes=encoded.nbytes)
+        return encoded
 
     def _share(self, step: int) -> StepShare:
         for block in self._window.blocks():
@@ -230,7 +244,7 @@ class FeedSource:
             self._grid.request(self._grid.index(step, 0), 1 << 40), columns=(), num_micro_batches=1
         )
         slot = Slot(request, 0, self._fetcher.fetch(request))
-        answer = self._receive(slot, (step, "its facts"), self._closed)
+        answer = self._receive(slot, (step, "its facts", StallCause.FACTS), self._closed)
         if answer is None:
             raise ValueError("the source is closed; open another")
         return answer.shares[step]
@@ -266,6 +280,11 @@ class FeedSource:
             bytes_held={**self._window.bytes_held(), **status.bytes_held},
         )
 
-    def _count(self, watch: StallWatch) -> None:
-        self.seconds_waited += watch.seconds
-        self.num_stalls += watch.num_warnings > 0
+    def _count(self, watch: StallWatch, cause: StallCause) -> None:
+        seconds, num_stalls = watch.seconds, int(watch.num_warnings > 0)
+        self.seconds_waited += seconds
+        self.num_stalls += num_stalls
+        self._metrics.wait(cause, seconds=seconds, num_stalls=num_stalls)
+        retries = self._fetcher.status().retries
+        self._metrics.retries(retries - self._retries)
+        self._retries = retries

@@ -69,6 +69,7 @@ class FlightFetcher:
         self._troubles = Troubles(self._patience, tls_seconds=RESTART_SECONDS)
         self._choice = FeederChoice(url, dp_rank=question.place.dp_rank, host=host_mark())
         self._heard = time.monotonic()
+        self._retries = 0
         self._facts = self._first_facts()
 
     def facts(self) -> FeedFacts:
@@ -102,7 +103,7 @@ class FlightFetcher:
     def status(self) -> FetcherStatus:
         waiting = len(self._asked)
         asked = f"feeder {self._choice.last}, {waiting} blocks asked for{self._troubles.text()}"
-        return FetcherStatus(asked=asked, bytes_held={})
+        return FetcherStatus(asked=asked, bytes_held={}, retries=self._retries)
 
     def close(self) -> None:
         with self._changed:
@@ -217,6 +218,7 @@ class FlightFetcher:
         if self._closed.is_set():
             return
         self._troubles.add(error)
+        self._retries += len(self._asked)
         self._choice.is_bad(self._choice.last)
         if self._troubles.are_final or self._troubles.seconds > self._patience.retry_seconds:
             self._fail(_as_builtin(error))

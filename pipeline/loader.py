@@ -20,6 +20,7 @@ from ringfeed.pipeline.block_fetcher import TlsFiles
 from ringfeed.pipeline.device import make_placer
 from ringfeed.pipeline.digest_check import DigestCheck
 from ringfeed.pipeline.loader_arguments import check_counts, checked_columns
+from ringfeed.pipeline.loader_metrics import NoMetrics
 from ringfeed.pipeline.loader_node import LoaderNode, Position
 from ringfeed.pipeline.loader_source import SourceOptions, open_source
 from ringfeed.pipeline.pack_lengths import PackShape
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
     from ringfeed.pipeline.batch import Batch
     from ringfeed.pipeline.block_fetcher import BlockFetcher
+    from ringfeed.pipeline.loader_metrics import LoaderMetrics
     from ringfeed.sharding.layouts import Layout
 
 __all__ = ["DEFAULT_PREFETCH_BYTES", "Loader"]
@@ -76,6 +78,7 @@ class Loader:
         cp_group: ProcessGroup | None = None,
         token: str | None = None,
         tls: TlsFiles | str | Path | Mapping[str, str | Path] | None = None,
+        metrics: LoaderMetrics | None = None,
     ) -> None:
         """Open ``source`` for one rank. Nothing is read ahead before the first iteration.
 
@@ -107,6 +110,7 @@ class Loader:
             token: bearer token for a URL. None takes what its transport finds in the environment.
             tls: PEM file of the CA for an encrypted URL, or a mapping of ``ca``, and for mTLS ``cert`` and
                 ``key``, to files.
+            metrics: told of tokens, bytes and waits; ``rank_metrics.RankMetrics`` shows them to Prometheus.
 
         Raises:
             ValueError: for each argument that does not fit the source, with what would.
@@ -135,8 +139,10 @@ class Loader:
             window_bytes=prefetch_bytes // 2,
             token=token,
             tls=None if tls is None else TlsFiles.of(tls),
+            metrics=metrics or NoMetrics(),
         )
         self._check = None if cp_group is None else DigestCheck(cp_group)
+        self._metrics = options.metrics
         self._source = open_source(source, options)
         self._builder = BatchBuilder(
             self._source, place=place, placer=placer, columns=wanted, pads=PadsChoice()
@@ -192,7 +198,7 @@ class Loader:
         ``reset()`` begins at the plan's first batch, ``reset(state)`` where a state of this or any
         other rank's loader stands.
         """
-        return LoaderNode(self._builder, Position(self._builder), prefetch=self._prefetch, check=self._check)
+        return self._node(Position(self._builder))
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the run stands, JSON-able and the same on every rank.
@@ -231,11 +237,16 @@ class Loader:
 
     def _start(self) -> LoaderNode:
         self._end_iteration()
-        node = LoaderNode(self._builder, self._position, prefetch=self._prefetch, check=self._check)
+        node = self._node(self._position)
         node.start()
         # Weak: an iteration that is dropped takes its thread and its batches with it.
         self._iteration = weakref.ref(node)
         return node
+
+    def _node(self, position: Position) -> LoaderNode:
+        return LoaderNode(
+            self._builder, position, prefetch=self._prefetch, check=self._check, metrics=self._metrics
+        )
 
     def _end_iteration(self) -> None:
         self._position.ticket += 1

@@ -11,6 +11,7 @@ The cursor moves when a batch is handed out, never when it is built. Dropping a 
 from __future__ import annotations
 
 import threading
+import time
 import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from torchdata.nodes import BaseNode, Prefetcher
 
 from ringfeed.pipeline.digest_check import RankMismatchError
+from ringfeed.pipeline.loader_metrics import NoMetrics
 from ringfeed.pipeline.loader_state import LoaderState, check_state, read_state
 
 if TYPE_CHECKING:
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from ringfeed.pipeline.batch import Batch
     from ringfeed.pipeline.batch_builder import BatchBuilder, BuiltBatch
     from ringfeed.pipeline.digest_check import DigestCheck
+    from ringfeed.pipeline.loader_metrics import LoaderMetrics
 
 __all__ = ["LoaderNode", "Position"]
 
@@ -142,10 +145,17 @@ class LoaderNode(BaseNode[Any]):  # type: ignore[misc]
     """
 
     def __init__(
-        self, builder: BatchBuilder, position: Position, *, prefetch: int, check: DigestCheck | None = None
+        self,
+        builder: BatchBuilder,
+        position: Position,
+        *,
+        prefetch: int,
+        check: DigestCheck | None = None,
+        metrics: LoaderMetrics | None = None,
     ) -> None:
         super().__init__()
         self._check = check
+        self._metrics = metrics or NoMetrics()
         self._builder = builder
         self._position = position
         self._prefetch = prefetch
@@ -193,6 +203,7 @@ class LoaderNode(BaseNode[Any]):  # type: ignore[misc]
             )
         if self._batches is None:
             raise StopIteration
+        began = time.monotonic()
         try:
             built: BuiltBatch | _Failure = next(self._batches)
         except StopIteration:
@@ -201,9 +212,11 @@ class LoaderNode(BaseNode[Any]):  # type: ignore[misc]
         if isinstance(built, _Failure):
             self.close()
             raise built.error
+        waited = time.monotonic() - began
         if self._check is not None:
             self._compare(self._check, built)
         built.placed.wait()
+        self._metrics.batch(tokens=built.num_tokens, seconds=waited)
         return built
 
     def _compare(self, check: DigestCheck, built: BuiltBatch) -> None:

@@ -9,7 +9,7 @@ The manifest of a folder says which of the two it is.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from ringfeed.pipeline.block_fetcher import FeedQuestion, TlsFiles
 from ringfeed.pipeline.feed_request import BLOCK_COLUMNS
 from ringfeed.pipeline.feed_source import FeedSource
 from ringfeed.pipeline.findings import folder_format
+from ringfeed.pipeline.loader_metrics import NoMetrics
 from ringfeed.pipeline.manifest import describe_difference
 from ringfeed.pipeline.opening import OpenOptions, check_chunk, open_spec
 from ringfeed.pipeline.pack_lengths import PackShape
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ringfeed.pipeline.block_fetcher import BlockFetcher
+    from ringfeed.pipeline.loader_metrics import LoaderMetrics
     from ringfeed.pipeline.opening import ViewSpec
     from ringfeed.pipeline.ranks import RankPlace
     from ringfeed.pipeline.view_source import RankSource
@@ -57,6 +59,7 @@ class SourceOptions:
     """For blocks of a service that are here or under way."""
     token: str | None
     tls: TlsFiles | None
+    metrics: LoaderMetrics = field(default_factory=NoMetrics)
 
 
 def open_source(source: str | Path | BlockFetcher, options: SourceOptions) -> RankSource:
@@ -145,7 +148,11 @@ def _checked_feed(fetcher: BlockFetcher, options: SourceOptions) -> RankSource:
     if options.corpus is not None:
         raise ValueError("corpus= has no use here: a service has its corpora itself; leave it out")
     source = FeedSource(
-        fetcher, place=options.place, columns=_block_columns(options), window_bytes=options.window_bytes
+        fetcher,
+        place=options.place,
+        columns=_block_columns(options),
+        window_bytes=options.window_bytes,
+        metrics=options.metrics,
     )
     made = _Made(what="the service", verb="cuts", owner="the service's", command="serve")
     _check_same(source.spec, options, made)

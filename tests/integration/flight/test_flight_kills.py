@@ -81,6 +81,7 @@ def test_a_frozen_feeder_is_left_after_a_while(start, serve, make_builder, caplo
             named[:] = [Feeder(url=other.url)]
             assert fetcher.fetch(request).result(timeout=60).rows.equals(first.rows)
         assert "has been silent for 1 s" in caplog.text
+        assert fetcher.status().retries == 1
     finally:
         os.kill(frozen.process.pid, signal.SIGCONT)
         fetcher.close()
