@@ -28,9 +28,10 @@ if TYPE_CHECKING:
     from ringfeed.sharding.layouts import Layout
     from ringfeed.sharding.run_kernels import Int64Array
 
-__all__ = ["thd_from_bshd"]
+__all__ = ["BSHD_FIELDS", "thd_from_bshd"]
 
-_NAMED = ("input_ids", "labels", "position_ids", "seq_lens", "seq_lens_padded", "padding_mask")
+BSHD_FIELDS = ("input_ids", "labels", "position_ids", "seq_lens", "seq_lens_padded", "padding_mask")
+"""Entries of a batch that have a meaning of their own."""
 
 
 def thd_from_bshd(
@@ -46,7 +47,7 @@ def thd_from_bshd(
         batch: ``input_ids`` [B, S]; ``seq_lens`` [B, K], real lengths, entries of 0 and below (such as
             -1000) are absent ones; optional ``seq_lens_padded`` [B, K], where the sequences lie in the
             row (without it they lie end to end); optional ``labels`` [B, S], shifted already (absent
-            ones are made per sequence); optional ``position_ids`` [B, S] (absent ones restart per
+            ones are made per sequence); optional ``position_ids`` [B, S] or [1, S] (absent ones restart per
             sequence). Any other [B, S] array is carried as a column, with 0 in padding; entries of any
             other shape, and a ``padding_mask``, which follows from the lengths, are left out.
         layout: who will hold what.
@@ -163,7 +164,7 @@ def _fill(
         cu_seqlens_padded=offsets.cu_seqlens_padded,
         documents=documents,
         num_packs=len(packs),
-        extras={name: column for name, column in laid.items() if name not in _NAMED},
+        extras={name: column for name, column in laid.items() if name not in BSHD_FIELDS},
     )
 
 
@@ -184,11 +185,14 @@ def _columns(batch: Mapping[str, Any], ids: npt.NDArray[Any]) -> dict[str, npt.N
     for name in ("labels", "position_ids"):
         if batch.get(name) is not None:
             column = _matrix(batch, name)
+            if name == "position_ids" and column.shape == (1, ids.shape[1]):
+                # Positions of one row are those of every row.
+                column = np.broadcast_to(column, ids.shape)
             if column.shape != ids.shape:
                 raise ValueError(f"{name} has shape {list(column.shape)}, input_ids {list(ids.shape)}")
             columns[name] = _as_int32(column, name)
     for name, values in batch.items():
-        if name not in _NAMED and hasattr(values, "shape"):
+        if name not in BSHD_FIELDS and hasattr(values, "shape"):
             column = _numpy(values)
             if column.shape == ids.shape and column.dtype.kind in "iufb":
                 columns[name] = column

@@ -39,11 +39,15 @@ class RaySession:
 
 
 @contextmanager
-def ray_session(*, num_cpus: int | None = None) -> Iterator[RaySession]:
+def ray_session(
+    *, num_cpus: int | None = None, object_store_bytes: int | None = None
+) -> Iterator[RaySession]:
     """Connect to Ray, and disconnect at the end; a Ray that was started here is stopped.
 
     Args:
         num_cpus: CPUs of a local Ray, by default those that this process may use; a cluster has its own.
+        object_store_bytes: memory for objects of a local Ray, for who moves data through it: it never spills
+            to disk then, and whoever puts too much waits. None: little memory, for jobs that move none.
 
     Raises:
         JobFailedError: if no Ray can be started or reached.
@@ -56,14 +60,14 @@ def ray_session(*, num_cpus: int | None = None) -> Iterator[RaySession]:
     if ray.is_initialized():
         yield RaySession(num_cpus=_cluster_cpus(), address="running")
         return
-    _connect(address, num_cpus)
+    _connect(address, num_cpus, object_store_bytes)
     try:
         yield RaySession(num_cpus=_cluster_cpus(), address=address or "local")
     finally:
         ray.shutdown()
 
 
-def _connect(address: str | None, num_cpus: int | None) -> None:
+def _connect(address: str | None, num_cpus: int | None, object_store_bytes: int | None) -> None:
     import ray
 
     try:
@@ -76,10 +80,11 @@ def _connect(address: str | None, num_cpus: int | None) -> None:
             ray.init(
                 address="local",
                 num_cpus=num_cpus or available_cpus(),
-                object_store_memory=_OBJECT_STORE_BYTES,
+                object_store_memory=object_store_bytes or _OBJECT_STORE_BYTES,
                 include_dashboard=False,
                 log_to_driver=False,
                 logging_level=logging.ERROR,
+                _system_config={"automatic_object_spilling_enabled": object_store_bytes is None},
             )
     except (ConnectionError, OSError, RuntimeError, ray.exceptions.RayError) as error:
         what = f"RAY_ADDRESS={address!r} cannot be joined" if address else "a local Ray cannot be started"

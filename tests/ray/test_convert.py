@@ -1,0 +1,251 @@
+"""Conversion on a real Ray: same bytes in the same order, whoever dies, in bounded memory."""
+
+import hashlib
+import os
+import signal
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+import torch
+
+from ringfeed.pipeline.conversion import ConvertOptions, convert_batch, numpy_batch
+from ringfeed.pipeline.executor import JobFailedError
+from ringfeed.sharding.layouts import make_layout
+from ringfeed.workers import convert, convert_pool
+from ringfeed.workers.convert_actor import ConvertActor
+from ringfeed.workers.ray_session import ray_session
+
+pytestmark = pytest.mark.ray
+
+WIDTH = 64
+
+
+@pytest.fixture(scope="module", autouse=True)
+def local_ray():
+    with ray_session(num_cpus=2, object_store_bytes=256 << 20) as session:
+        yield session
+
+
+@pytest.fixture
+def pools(monkeypatch):
+    """The pools that conversions make, so that a test can find the actors to kill."""
+    made = []
+
+    class Noted(convert_pool.ConvertPool):
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, **options)
+            made.append(self)
+
+    monkeypatch.setattr(convert_pool, "ConvertPool", Noted)
+    return made
+
+
+def batch(index, num_rows=4, width=WIDTH):
+    rng = np.random.default_rng(index)
+    lengths = rng.integers(1, width // 3 + 1, (num_rows, 3))
+    return {
+        "input_ids": torch.from_numpy(rng.integers(0, 1000, (num_rows, width))),
+        "seq_lens": torch.from_numpy(lengths),
+    }
+
+
+def batches(count, pulled=None, **shape):
+    for index in range(count):
+        if pulled is not None:
+            pulled.append(index)
+        yield batch(index, **shape)
+
+
+def serially(given, *, layout="te", **options):
+    made = ConvertOptions(**{"layout": make_layout(layout), "cp_size": 2, **options})
+    return [views for entry in given for views in convert_batch(numpy_batch(entry), made)]
+
+
+def digest(views):
+    hasher = hashlib.sha256()
+    for view in views:
+        for name, array in view.tensors.items():
+            hasher.update(f"{name} {array.dtype} {array.shape}".encode())
+            hasher.update(array.tobytes())
+        hasher.update(view.documents.tobytes())
+    return hasher.hexdigest()
+
+
+def digests(chunks):
+    return [digest(views) for views in chunks]
+
+
+def test_500_batches_with_their_actors_killed_come_out_as_if_nothing_had_happened(pools):
+    expected = digests(serially(batches(500), num_chunks=2))
+    found, kills = [], 0
+    for views in convert(batches(500), cp_size=2, layout="te", num_chunks=2, workers=2):
+        found.append(digest(views))
+        (pool,) = pools
+        if kills < 8 and len(found) >= 100 * (kills + 1) and pool.actors:
+            kill(pool.actors[0], by_signal=kills % 2 == 0)
+            kills += 1
+
+    assert found == expected
+    assert kills == 8
+    assert pool.num_restarts >= 8
+
+
+def kill(actor, *, by_signal):
+    if by_signal:
+        os.kill(ray.get(actor.pid.remote()), signal.SIGKILL)
+    else:
+        ray.kill(actor)
+
+
+@pytest.mark.parametrize("layout", ["whole_document", "identity", "magi"])
+def test_other_layouts_give_the_bytes_of_one_process(layout):
+    chunks = convert(batches(3, width=1024), cp_size=2, layout=layout, num_chunks=4, pad_id=7)
+
+    assert digests(chunks) == digests(serially(batches(3, width=1024), layout=layout, num_chunks=4, pad_id=7))
+
+
+def test_views_are_the_users_own():
+    (first, second), (third, _) = convert(batches(2, width=1 << 16), cp_size=2, layout="te")
+    before = digest([second, third])
+
+    for array in first.tensors.values():
+        array[:] = 77 if array.dtype != bool else True
+
+    assert digest([second, third]) == before
+    assert digests(convert(batches(1, width=1 << 16), cp_size=2, layout="te")) == digests(
+        serially(batches(1, width=1 << 16))
+    )
+
+
+def test_a_data_loader_is_an_iterable():
+    loader: Any = torch.utils.data.DataLoader(
+        [{name: tensor[0] for name, tensor in batch(i).items()} for i in range(6)],  # type: ignore[arg-type]
+        batch_size=3,
+    )
+
+    assert digests(convert(loader, cp_size=2, layout="te")) == digests(serially(loader))
+
+
+# Ray warns of options of its own that nobody set.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_ray_dataset_of_batches_and_one_of_rows():
+    import ray.data
+
+    ray.data.DataContext.get_current().enable_progress_bars = False
+    given = [numpy_batch(batch(i)) for i in range(6)]
+    whole = ray.data.from_items(given, override_num_blocks=3)
+    rows = ray.data.from_items(
+        [{name: array[row] for name, array in entry.items()} for entry in given for row in range(4)],
+        override_num_blocks=2,
+    )
+
+    def late_first(row):
+        time.sleep(2 * bool((row["input_ids"] == given[0]["input_ids"]).all()))
+        return row
+
+    expected = digests(serially(given, num_chunks=2))
+    assert digests(convert(whole.map(late_first), cp_size=2, layout="te", num_chunks=2)) == expected
+    pairs = [{name: array[i : i + 2] for name, array in entry.items()} for entry in given for i in (0, 2)]
+    expected = digests(serially(pairs, num_chunks=2))
+    assert digests(convert(rows, cp_size=2, layout="te", num_chunks=2)) == expected
+    assert not rows.context.execution_options.preserve_order
+
+
+def test_a_slow_consumer_stops_the_input():
+    pulled: list[int] = []
+    window = 4 << 20
+    shape = {"num_rows": 1, "width": 1 << 15}
+    chunks = convert(batches(200, pulled, **shape), cp_size=2, layout="te", window_bytes=window, workers=2)
+    size = (8 + 13) * (1 << 15)
+    for taken in range(1, 40):
+        next(chunks)
+        if taken % 10 == 0:
+            time.sleep(0.3)
+        assert (len(pulled) - taken) * size <= window + size
+    chunks.close()
+
+    assert len(pulled) < 60
+
+
+def test_dropping_the_iterator_ends_the_actors(pools):
+    chunks = convert(batches(1000), cp_size=2, layout="te", workers=2)
+    next(chunks)
+    pids = [ray.get(actor.pid.remote()) for actor in pools[0].actors]
+    assert pids
+    del chunks
+
+    deadline = time.monotonic() + 20
+    while any(is_alive(pid) for pid in pids):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert pools[0].actors == []
+
+
+def is_alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_a_bad_batch_is_told_by_its_index_after_those_before_it():
+    def some_bad():
+        yield batch(0)
+        yield {**batch(1), "seq_lens": torch.full((4, 3), WIDTH)}
+
+    chunks = convert(some_bad(), cp_size=2, layout="te")
+    assert digest(next(chunks)) == digest(serially([batch(0)])[0])
+    with pytest.raises(ValueError, match=r"^batch 1: row 0: seq_lens sums to 192, input_ids has 64"):
+        next(chunks)
+    with pytest.raises(ValueError, match=r"^batch 0: the batch has no input_ids"):
+        next(convert([{"tokens": [1]}], cp_size=2, layout="te"))
+
+
+def test_an_error_of_the_input_is_raised_as_it_is():
+    def broken():
+        yield batch(0)
+        raise OSError("the disk is gone")
+
+    chunks = convert(broken(), cp_size=2, layout="te")
+    next(chunks)
+    with pytest.raises(OSError, match="the disk is gone"):
+        next(chunks)
+
+
+def test_a_batch_that_ends_every_process_it_meets_is_an_error(monkeypatch):
+    class DeadlyActor(ConvertActor):
+        def convert(self, batch):
+            if batch["input_ids"].shape[1] == 2 * WIDTH:
+                os._exit(1)
+            return super().convert(batch)
+
+    monkeypatch.setattr(convert_pool, "ConvertActor", DeadlyActor)
+    given = [batch(0), batch(1, width=2 * WIDTH), batch(2)]
+    chunks = convert(given, cp_size=2, layout="te", workers=1)
+
+    assert digest(next(chunks)) == digest(serially(given)[0])
+    with pytest.raises(JobFailedError, match=r"batch 1: 5 workers in a row died over it"):
+        next(chunks)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"layout": "nothing"}, "nothing"),
+        ({"num_chunks": 0}, "num_chunks=0"),
+        ({"workers": 0}, "workers=0"),
+        ({"window_bytes": 0}, "window_bytes=0"),
+    ],
+)
+def test_wrong_arguments_are_told_at_once(options, message):
+    with pytest.raises(ValueError, match=message):
+        convert([], **{"cp_size": 2, "layout": "te", **options})
+
+
+def test_what_is_no_iterable_is_told_at_once():
+    with pytest.raises(TypeError):
+        convert(3, cp_size=2, layout="te")  # type: ignore[arg-type]
