@@ -14,13 +14,14 @@ import pyarrow as pa
 from ringfeed.pipeline.flight_link import Failure, LinkError
 from ringfeed.pipeline.flight_wire import Reply, Trouble, read_error, read_file_body, split_message
 from ringfeed.pipeline.manifest import CorruptDataError
-from ringfeed.pipeline.shm_files import open_block
+from ringfeed.pipeline.shm_slots import SlotMaps
 from ringfeed.pipeline.step_block import EncodedBlock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ringfeed.pipeline.flight_link import FlightStream
+    from ringfeed.pipeline.shm_slots import SlotNote
 
 __all__ = ["ReplyReader"]
 
@@ -39,7 +40,7 @@ class ReplyReader:
             release: called, from any thread, with the number of a block whose file is not needed any more.
         """
         self._stream = stream
-        self._folder = folder
+        self._maps = None if folder is None else SlotMaps(folder)
         self._release = release
 
     def next(self) -> tuple[int, EncodedBlock | Exception]:
@@ -71,8 +72,8 @@ class ReplyReader:
         if kind == Reply.FACTS and rows is None:
             return EncodedBlock(header=bytes(body), rows=_NO_ROWS)
         try:
-            if kind == Reply.FILE and self._folder is not None:
-                return self._map(self._folder, read_file_body(bytes(body)), number)
+            if kind == Reply.FILE and self._maps is not None:
+                return self._map(self._maps, read_file_body(bytes(body)), number)
             if kind != Reply.ERROR:
                 raise self._no_reply(f"a message of kind {kind}")
             trouble, text = read_error(bytes(body))
@@ -82,9 +83,9 @@ class ReplyReader:
             raise LinkError(Failure.UNAVAILABLE, f"{self._stream.url}: {text}")
         return CorruptDataError(text) if trouble is Trouble.DAMAGED else ValueError(text)
 
-    def _map(self, folder: str, name: str, number: int) -> EncodedBlock | Exception:
+    def _map(self, maps: SlotMaps, note: SlotNote, number: int) -> EncodedBlock | Exception:
         try:
-            return open_block(folder, name, on_release=partial(self._release, number))
+            return maps.open(note, on_release=partial(self._release, number))
         except CorruptDataError as error:
             return error
 

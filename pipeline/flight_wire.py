@@ -8,7 +8,7 @@ Out:  bytes of ``GetFlightInfo`` commands and of ``DoExchange`` app_metadata, an
     DoExchange(Hello)                     ->
       ASK number, request                 ->   BLOCK | FACTS | FILE | DROPPED | ERROR, in the order asked
       DROP number                         ->   DROPPED, unless the block went out already
-      RELEASE number                      ->   the file of that block is removed
+      RELEASE number                      ->   the file of that block may be written again
                                           <-   LEAVE: the feeder stops; ask elsewhere
 
 A request is a credit: a feeder sends what was asked for and nothing else, so the rank's byte budget bounds
@@ -19,13 +19,14 @@ from __future__ import annotations
 
 import re
 import struct
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from enum import IntEnum, StrEnum
 from typing import TYPE_CHECKING, Any
 
 from ringfeed.pipeline.feed_request import BLOCK_COLUMNS, read_object
 from ringfeed.pipeline.manifest import canonical_json
 from ringfeed.pipeline.ranks import RankPlace
+from ringfeed.pipeline.shm_slots import SlotNote
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -69,7 +70,7 @@ class Reply(IntEnum):
     FACTS = 2
     """The header of a block without columns follows; no batch."""
     FILE = 3
-    """JSON with the name of a file under ``/dev/shm`` that holds the block."""
+    """JSON of a ``SlotNote``: which file under ``/dev/shm`` holds the block until it is released."""
     DROPPED = 4
     ERROR = 5
     """JSON with ``trouble`` and ``text``."""
@@ -209,17 +210,22 @@ def read_error(body: bytes) -> tuple[Trouble, str]:
     return Trouble(values["trouble"]), str(values["text"])
 
 
-def file_body(name: str) -> bytes:
+def file_body(note: SlotNote) -> bytes:
     """Return the body of ``Reply.FILE``."""
-    return canonical_json({"version": WIRE_VERSION, "name": name}).encode()
+    return canonical_json({"version": WIRE_VERSION, **asdict(note)}).encode()
 
 
-def read_file_body(body: bytes) -> str:
+def read_file_body(body: bytes) -> SlotNote:
     """Read the body of ``Reply.FILE``; ValueError if it is none."""
-    name = _optional_text(_read(body, {"name"}, "a file of a block")["name"], "a file of a block has name")
+    what = "a file of a block"
+    values = _read(body, {"name", "generation", "size"}, what)
+    name = _optional_text(values["name"], f"{what} has name")
     if name is None:
-        raise ValueError("a file of a block has no name")
-    return name
+        raise ValueError(f"{what} has no name")
+    for count in ("generation", "size"):
+        if type(values[count]) is not int or values[count] < 1:
+            raise ValueError(f"{what} has {count}={values[count]!r}; it is at least 1")
+    return SlotNote(name=name, generation=values["generation"], size=values["size"])
 
 
 def _read(data: bytes, names: set[str], what: str, *, most: int = MAX_MESSAGE_BYTES) -> dict[str, Any]:

@@ -1,38 +1,31 @@
-"""Blocks as read-only mapped Arrow IPC files under ``/dev/shm``, for processes of one user.
+"""A feeder's folder under ``/dev/shm``: who owns it, who may read it, and what is left when an owner dies.
 
-In:   blocks of a feeder (``workers/flight_exchange.py``), names that a rank is told
-Out:  the same blocks over mapped memory (``pipeline/flight_replies.py``)
+In:   a budget in bytes (``workers/flight_server.py``), the name of a folder that a rank is told
+Out:  ``BlockFolder``, whose files ``pipeline/shm_slots.py`` fills; a proof that a rank can read it
 
-A feeder has a folder of its own, holds a lock in it as long as it lives, and removes a file when its rank has
-let go of the block or gone. A rank keeps what it has mapped, whatever becomes of the file. The kernel drops
-the lock of a process that is killed: whoever starts next removes folders that nobody holds, and no others.
+A feeder has a folder of its own, and holds a lock in it as long as it lives. The kernel drops the lock of a
+process that is killed: whoever starts next removes folders that nobody holds, and no others. A rank keeps
+what it has mapped, whatever becomes of the file.
 """
 
 from __future__ import annotations
 
 import fcntl
-import mmap
 import os
 import re
 import secrets
 import shutil
 import threading
 import time
-import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-import pyarrow as pa
 import xxhash
-
-from ringfeed.pipeline.manifest import CorruptDataError
-from ringfeed.pipeline.step_block import EncodedBlock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["SHARED_MEMORY", "BlockFolder", "host_mark", "open_block", "read_proof", "sweep"]
+__all__ = ["SHARED_MEMORY", "BlockFolder", "block_path", "host_mark", "read_proof", "sweep"]
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - folders in it are this user's alone
 _FOLDER = re.compile(r"ringfeed-\d+-[0-9a-f]{16}")
@@ -75,37 +68,35 @@ class BlockFolder:
         fcntl.flock(self._owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
         (self._path / _PROOF_FILE).write_text(self.proof)
         self._budget = budget
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
+        """Held while it is settled which file is used for what."""
+        self.givers: list[Callable[[], bool]] = []
+        """Each removes a file that nobody uses, and returns whether it had one. Called with ``lock`` held."""
         self._sizes: dict[str, int] = {}
         self._next = 0
 
     @property
     def bytes_held(self) -> int:
-        """Bytes of the files that are there."""
-        with self._lock:
+        """Bytes of the files that are there, whether a rank uses them now or not."""
+        with self.lock:
             return sum(self._sizes.values())
 
-    def write(self, block: EncodedBlock) -> str | None:
-        """Return the name of a new file with ``block``; None if there is no room: send it another way."""
-        size = block.nbytes
-        with self._lock:
-            if sum(self._sizes.values()) + size > self._budget:
+    def path_of(self, name: str) -> Path:
+        """Return where a file lies."""
+        return self._path / name
+
+    def add(self, size: int) -> str | None:
+        """Return the name of a file to make, a new one each time; None if there is no room. Hold ``lock``."""
+        while sum(self._sizes.values()) + size > self._budget:
+            if size > self._budget or not any(give() for give in self.givers):
                 return None
-            name, self._next = f"block-{self._next}.arrow", self._next + 1
-            self._sizes[name] = size
-        batch = block.to_batch()
-        try:
-            with pa.OSFile(str(self._path / name), "wb") as file, pa.ipc.new_file(file, batch.schema) as out:
-                out.write_batch(batch)
-        except OSError:
-            self.remove(name)
-            return None
+        name, self._next = f"block-{self._next}.arrow", self._next + 1
+        self._sizes[name] = size
         return name
 
     def remove(self, name: str) -> None:
-        """Remove a file; ranks keep what they have mapped."""
-        with self._lock:
-            self._sizes.pop(name, None)
+        """Remove a file; ranks keep what they have mapped. Hold ``lock``."""
+        self._sizes.pop(name, None)
         (self._path / name).unlink(missing_ok=True)
 
     def close(self) -> None:
@@ -165,32 +156,6 @@ def read_proof(folder: str, *, root: Path = SHARED_MEMORY) -> str | None:
     return proof if _PROOF.fullmatch(proof) else None
 
 
-def open_block(
-    folder: str, name: str, *, on_release: Callable[[], object], root: Path = SHARED_MEMORY
-) -> EncodedBlock:
-    """Map a block. Its arrays cannot be written to: that ends the process.
-
-    Args:
-        folder: of the feeder.
-        name: of the file in it.
-        on_release: called, from any thread, when nothing refers to the memory any more.
-        root: where folders lie.
-
-    Raises:
-        CorruptDataError: if there is no whole block of that name.
-    """
-    if not _FOLDER.fullmatch(folder) or not _FILE.fullmatch(name):
-        raise CorruptDataError(f"{folder}/{name} is no name of a block")
-    try:
-        file = os.open(root / folder / name, os.O_RDONLY | os.O_NOFOLLOW)
-        try:
-            # All pages at once: one fault for each takes longer than the copy that follows.
-            mapped = mmap.mmap(file, 0, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE, prot=mmap.PROT_READ)
-        finally:
-            os.close(file)
-        memory = np.frombuffer(mapped, dtype=np.uint8)
-        weakref.finalize(memory, on_release).atexit = False
-        batch = pa.ipc.open_file(pa.py_buffer(memory)).get_batch(0)
-    except (OSError, ValueError) as error:
-        raise CorruptDataError(f"{root / folder / name} is no block: {error}") from None
-    return EncodedBlock.from_batch(batch)
+def block_path(folder: str, name: str, *, root: Path = SHARED_MEMORY) -> Path | None:
+    """Return where a feeder's file lies; None if these are no names of a folder and a file."""
+    return root / folder / name if _FOLDER.fullmatch(folder) and _FILE.fullmatch(name) else None

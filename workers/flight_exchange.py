@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ringfeed.pipeline.flight_wire import Hello
-    from ringfeed.pipeline.shm_files import BlockFolder
+    from ringfeed.pipeline.shm_slots import SlotPool
     from ringfeed.pipeline.step_block import EncodedBlock
 
 __all__ = ["BlockExchange", "ExchangeParts"]
@@ -58,8 +58,8 @@ class ExchangeParts:
     get: Callable[[BlockRequest], Future[EncodedBlock]]
     """Begins to get a block."""
     blocks_ahead: int
-    folder: BlockFolder | None = None
-    """For files, if the rank has shown that it can read them."""
+    pool: SlotPool | None = None
+    """Files for this stream alone, if the rank has shown that it can read them."""
 
 
 class BlockExchange:
@@ -94,8 +94,8 @@ class BlockExchange:
         finally:
             self._waiting.put((_END, None))
             thread.join()
-            for number in list(self._files):
-                self._release(number)
+            if self._parts.pool is not None:
+                self._parts.pool.close()
 
     def leave(self) -> None:
         """Tell the rank to ask elsewhere. Called from any thread; returns at once."""
@@ -195,9 +195,9 @@ class BlockExchange:
         if not block.rows.schema.names:
             self._send(Reply.FACTS, number, block.header)
             return
-        if (folder := self._parts.folder) is not None and (name := folder.write(block)) is not None:
-            self._files[number] = name
-            self._send(Reply.FILE, number, file_body(name))
+        if (pool := self._parts.pool) is not None and (note := pool.write(block)) is not None:
+            self._files[number] = note.name
+            self._send(Reply.FILE, number, file_body(note))
             return
         if not self._has_begun:
             self._writer.begin(self._parts.schema)
@@ -207,8 +207,8 @@ class BlockExchange:
 
     def _release(self, number: int) -> None:
         name = self._files.pop(number, None)
-        if name is not None and self._parts.folder is not None:
-            self._parts.folder.remove(name)
+        if name is not None and self._parts.pool is not None:
+            self._parts.pool.free(name)
 
     def _send(self, kind: Reply, number: int, body: bytes = b"") -> None:
         self._writer.write_metadata(pa.py_buffer(pack_message(kind, number, body)))

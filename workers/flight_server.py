@@ -24,6 +24,7 @@ import pyarrow.flight as fl
 
 from ringfeed.pipeline.flight_wire import REFUSED, DirectoryQuestion, Feeder, Hello
 from ringfeed.pipeline.shm_files import BlockFolder, host_mark
+from ringfeed.pipeline.shm_slots import SlotPool
 from ringfeed.pipeline.step_block import block_schema
 from ringfeed.workers.flight_auth import BearerCheck
 from ringfeed.workers.flight_exchange import BlockExchange, ExchangeParts
@@ -121,7 +122,7 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]
             schema=block_schema(facts, hello.columns),
             get=lambda request: self._pool.submit(self._supply.block, request),
             blocks_ahead=self._options.blocks_ahead,
-            folder=self._folder if self._shares_memory(hello.proof) else None,
+            pool=self._pool_for(hello.proof),
         )
         exchange = BlockExchange(parts, reader, writer)
         self._enter(exchange)
@@ -177,10 +178,12 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]
             Feeder(url=None, host=host_mark(), folder=None if self._folder is None else self._folder.name)
         ]
 
-    def _shares_memory(self, proof: str | None) -> bool:
+    def _pool_for(self, proof: str | None) -> SlotPool | None:
+        """Return files for a rank that can read them."""
         if self._folder is None or proof is None:
-            return False
-        return hmac.compare_digest(proof.encode(), self._folder.proof.encode())
+            return None
+        is_right = hmac.compare_digest(proof.encode(), self._folder.proof.encode())
+        return SlotPool(self._folder) if is_right else None
 
 
 def _make_folder(budget: int) -> BlockFolder | None:
