@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from ringfeed.pipeline.manifest import FileEntry, Manifest, file_entry, fingerprint
+from ringfeed.pipeline.manifest import CorruptDataError, FileEntry, Manifest, file_entry, fingerprint
 from ringfeed.pipeline.plan import PLAN_FORMAT
 from ringfeed.pipeline.plan_blocks import (
     block_name,
@@ -25,6 +25,7 @@ from ringfeed.pipeline.planner.documents import DocumentTable
 from ringfeed.pipeline.planner.mixture import resolve_mixture
 from ringfeed.pipeline.planner.options import PlanOptions
 from ringfeed.pipeline.planner.report import measure_plan
+from ringfeed.pipeline.planner.snapshots import Snapshot, state_after
 from ringfeed.pipeline.recipe import Recipe, RecipeSegment
 
 __all__ = ["announcement", "finished_manifest", "plan_recipe", "plan_request", "source_facts"]
@@ -103,19 +104,22 @@ def announcement(task: PlanTask, *, request: dict[str, Any], output: Path) -> Ma
 
 
 def finished_manifest(task: PlanTask, done: BlocksDone, *, request: dict[str, Any], output: Path) -> Manifest:
-    """Measure the blocks in the task's folder, and return the manifest of the plan that they are."""
+    """Measure the blocks in the task's folder, and return the manifest of the plan that they are.
+
+    Raises:
+        CorruptDataError: if a byte of a block changed since it was written; names the file.
+    """
     folder = task.folder
+    states = [_state_after(folder, number) for number in range(done.num_blocks)]
+    # As they were when they were written: what is on disk now is no witness of that.
+    blocks = [state.finished for state in states if state.finished is not None]
     facts = [read_block_facts(folder / block_name(number)) for number in range(done.num_blocks)]
-    blocks = [
-        file_entry(folder, block_name(number), rows=block.tally["packs"])
-        for number, block in enumerate(facts)
-    ]
     report = measure_plan(folder, blocks, facts, task.options)
     return Manifest(
         format=PLAN_FORMAT,
         fingerprint=fingerprint(request),
         made_from=request,
-        files=(*blocks, *_other_files(folder, done.num_blocks)),
+        files=(*blocks, *_other_files(folder, states)),
         facts={
             "num_steps": report.steps,
             "num_packs": report.packs,
@@ -128,10 +132,21 @@ def finished_manifest(task: PlanTask, done: BlocksDone, *, request: dict[str, An
     )
 
 
-def _other_files(folder: Path, num_blocks: int) -> list[FileEntry]:
-    names = [snapshot_name(number) for number in range(num_blocks + 1)]
-    names += [losses_name(n) for n in range(num_blocks) if (folder / losses_name(n)).exists()]
-    return [file_entry(folder, name, rows=_num_rows(folder / name)) for name in names]
+def _state_after(folder: Path, number: int) -> Snapshot:
+    try:
+        return state_after(folder, number)
+    except CorruptDataError as error:
+        raise CorruptDataError(f"{error}; or run the same command again, which plans on from there") from None
+
+
+def _other_files(folder: Path, states: Sequence[Snapshot]) -> list[FileEntry]:
+    names = [snapshot_name(number) for number in range(len(states) + 1)]
+    losses = [state.losses for state in states if state.losses is not None]
+    noted = {entry.path for entry in losses}
+    # Plans of an earlier ringfeed do not note them.
+    more = [losses_name(n) for n in range(len(states)) if (folder / losses_name(n)).exists()]
+    names += [name for name in more if name not in noted]
+    return [*(file_entry(folder, name, rows=_num_rows(folder / name)) for name in names), *losses]
 
 
 def _num_rows(path: Path) -> int:

@@ -17,7 +17,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ringfeed.pipeline.chain import next_link
-from ringfeed.pipeline.manifest import FileEntry, check_file, file_entry
+from ringfeed.pipeline.manifest import CorruptDataError, FileEntry, file_entry
 from ringfeed.pipeline.plan_blocks import (
     FOOTPRINT_MULTIPLES,
     BlockFacts,
@@ -28,7 +28,7 @@ from ringfeed.pipeline.plan_blocks import (
     write_block,
 )
 from ringfeed.pipeline.planner.options import BlockLimits, Overflow
-from ringfeed.pipeline.planner.snapshots import Snapshot, read_snapshot, write_snapshot
+from ringfeed.pipeline.planner.snapshots import Snapshot, state_after, write_snapshot
 from ringfeed.pipeline.planner.stream import Losses
 from ringfeed.pipeline.planner.tally import BlockTally, StepTally
 from ringfeed.pipeline.planner.windows import Window, WindowStart
@@ -54,17 +54,12 @@ def find_progress(folder: Path, *, beginning: str) -> tuple[int, Snapshot]:
 
 def _finished_block(folder: Path, number: int) -> Snapshot | None:
     """Return the state after block ``number`` if that block is whole."""
-    path = folder / snapshot_name(number + 1)
-    if not path.exists():
+    if not (folder / snapshot_name(number + 1)).exists():
         return None
     try:
-        snapshot = read_snapshot(path)
-        if snapshot.finished is not None:
-            check_file(folder, snapshot.finished)
-    except (ValueError, KeyError, OSError):
-        # What Arrow, JSON and the hash say of damaged bytes.
+        return state_after(folder, number)
+    except (CorruptDataError, OSError):
         return None
-    return snapshot
 
 
 @dataclass(slots=True)
@@ -100,6 +95,7 @@ class PlanWriter:
         self._number = number
         self._chain = snapshot.chain
         self._finished: FileEntry | None = snapshot.finished
+        self._losses: FileEntry | None = snapshot.losses
         self._flush_step = snapshot.flush_step
         self._block = _OpenBlock(snapshot)
         if not (folder / snapshot_name(number)).exists():
@@ -188,6 +184,7 @@ class PlanWriter:
             chain=self._chain,
             flush_step=self._flush_step,
             finished=self._finished,
+            losses=self._losses,
         )
         write_snapshot(self._folder / snapshot_name(self._number), begin)
         self._block = _OpenBlock(begin)
@@ -211,9 +208,12 @@ class PlanWriter:
             source_supervised=_source_sums(rows.supervised),
             tally=BlockTally.sum_of([*block.tallies, lost]).to_json(),
         )
+        self._losses = None
         if len(losses.documents):
-            with write_atomically(self._folder / losses_name(self._number)) as temporary:
+            name = losses_name(self._number)
+            with write_atomically(self._folder / name) as temporary:
                 _write_losses(temporary, losses)
+            self._losses = file_entry(self._folder, name, rows=len(losses.documents))
         with write_atomically(self._folder / block_name(self._number)) as temporary:
             write_block(temporary, rows, facts)
         self._finished = file_entry(self._folder, block_name(self._number), rows=len(rows.steps))
