@@ -209,6 +209,12 @@ class Corpus:
         some = count > 0
         self._run_pages.check(rows_of_documents(first[some], count[some]))
 
+    def check_pages(self) -> None:
+        """Compare all rows of the tables with the digests of their pages; errors as ``check_rows``."""
+        self._pages.check_all()
+        if self.mask_runs is not None:
+            self._run_pages.check_all()
+
     def check_document(self, index: int) -> None:
         """Hash the tokens of a document and compare.
 
