@@ -14,7 +14,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from ringfeed.pipeline.documents_table import MASK_COLUMNS, map_documents
+from ringfeed.pipeline.documents_table import MASK_COLUMNS, map_documents, row_starts
 from ringfeed.pipeline.environment import max_mapped_files
 from ringfeed.pipeline.manifest import (
     CorruptDataError,
@@ -114,6 +114,10 @@ class Corpus:
     def lengths(self) -> NDArray[np.int64]:
         """int64 [num_documents], tokens of each document; read-only, mapped."""
         return self._columns["length"].view(np.int64)
+
+    def row_starts(self) -> NDArray[np.int64]:
+        """Return the first document of each input row, and ``num_documents``: int64 [R + 1]."""
+        return row_starts(self._columns)
 
     @property
     def supervised(self) -> NDArray[np.int64]:

@@ -24,6 +24,7 @@ from ringfeed.pipeline.mixture_recipe import MixtureRecipe
 from ringfeed.pipeline.plan_blocks import snapshot_name
 from ringfeed.pipeline.planner.drawn_blocks import LaneOrder
 from ringfeed.pipeline.planner.drawn_documents import DrawnDocuments
+from ringfeed.pipeline.planner.options import Balance
 from ringfeed.pipeline.planner.snapshots import read_snapshot
 from ringfeed.pipeline.step_packs import Pieces
 from ringfeed.pipeline.token_files import DAMAGE
@@ -67,7 +68,9 @@ def check_coverage(plan: Plan, documents: DocumentTable, *, progress: Progress) 
     losses = _read_losses(plan)
     findings = _loss_findings(plan, losses)
     recipe = plan.recipe
-    order = LaneOrder(documents, recipe.mixture or MixtureRecipe.concatenated(), seed=recipe.seed)
+    mixture = recipe.mixture or MixtureRecipe.concatenated()
+    row_starts = documents.row_starts() if recipe.balance == Balance.GIVEN else None
+    order = LaneOrder(documents, mixture, seed=recipe.seed, row_starts=row_starts)
     drawn = DrawnDocuments(order, read_snapshot(plan.path / snapshot_name(plan.num_blocks)))
     ranges = list(_ranges(plan, drawn))
     progress.begin("counting tokens", total=len(ranges) * plan.num_blocks, unit="blocks")
