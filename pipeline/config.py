@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from ringfeed.pipeline.config_base import CommandConfig, Count, Natural, Text
+from ringfeed.pipeline.config_base import CommandConfig, Count, Flag, Natural, Text
 from ringfeed.pipeline.ingest_options import IngestOptions
 from ringfeed.pipeline.plan_config import ExtendConfig, FitCostConfig, PlanConfig, ReportConfig
 from ringfeed.pipeline.sources.encoding import EncodingErrors
@@ -29,8 +29,10 @@ __all__ = [
     "InspectConfig",
     "PlanConfig",
     "ReportConfig",
+    "ServeConfig",
     "ShardConfig",
     "VerifyConfig",
+    "ViewsConfig",
 ]
 
 
@@ -52,8 +54,6 @@ class IngestConfig(CommandConfig):
     tokens_column: Text | None = Field(None, description="the column that holds lists of token ids")
     mask_column: Text | None = Field(None, description="the column with a flag per token: is it trained on?")
     labels_column: Text | None = Field(None, description="or: a label per token, -100 or the token itself")
-    lengths_column: Text | None = Field(None, description="the sequence lengths of rows packed before")
-    padded_lengths_column: Text | None = Field(None, description="beside it, what each one occupies")
     pad_id: Natural | None = Field(None, description="the pad token of a tokens column, 0 if not given")
     name: Text | None = Field(None, description="the corpus's name, by default its folder's")
     encoding_errors: EncodingErrors = Field(
@@ -77,13 +77,10 @@ class IngestConfig(CommandConfig):
         return self
 
 
-class ShardConfig(CommandConfig):
-    """``ringfeed shard``: the views of all cp ranks, written ahead of training."""
+class ViewsConfig(CommandConfig):
+    """What commands share that cut a plan into views."""
 
-    arguments: ClassVar[dict[str, str]] = {"plan": "PLAN", "output": "-o SHARDS"}
-
-    plan: Path = Field(description="the plan folder to shard")
-    output: Path = Field(description="the shards folder to make")
+    plan: Path = Field(description="the plan folder")
     cp: Count = Field(description="context-parallel ranks that share a pack")
     layout: Text = Field(description="which rank holds which token")
     layout_options: dict[str, Any] = Field({}, description="options of the layout, such as threshold=512")
@@ -92,7 +89,45 @@ class ShardConfig(CommandConfig):
     slot_budget: Count | None = Field(None, description="slots of a pack, where the plan's are too few")
     skip: Path | None = Field(None, description="a text file of document ids to leave out")
     corpus: tuple[Path, ...] = Field((), description="corpus folders, where the plan's own paths moved")
+
+
+class ShardConfig(ViewsConfig):
+    """``ringfeed shard``: the views of all cp ranks, written ahead of training."""
+
+    arguments: ClassVar[dict[str, str]] = {"plan": "PLAN", "output": "-o SHARDS"}
+
+    output: Path = Field(description="the shards folder to make")
     workers: Count | None = Field(None, description="ranges of steps in work at once, by default one a CPU")
+
+
+class ServeConfig(ViewsConfig):
+    """``ringfeed serve``: views for trainer ranks, built when they ask."""
+
+    arguments: ClassVar[dict[str, str]] = {"plan": "PLAN"}
+
+    host: Text = Field("127.0.0.1", description="the address to listen on")
+    port: Natural = Field(0, description="the directory's port, 0 for any that is free")
+    public_host: Text | None = Field(None, description="what ranks call this machine, if not the host")
+    token_file: Path | None = Field(None, description="a file with the token that ranks must bear")
+    tls_cert: Path | None = Field(None, description="the servers' certificate")
+    tls_key: Path | None = Field(None, description="the certificate's key")
+    tls_client_ca: Path | None = Field(None, description="whose signature ranks' certificates must bear")
+    open: Flag = Field(default=False, description="whether anyone who reaches the port may read")
+    max_streams: Count | None = Field(None, description="ranks that one feeder serves at once")
+    feeder_port: Natural = Field(0, description="the port of every feeder, 0 for any that is free")
+    builders: Count | None = Field(None, description="builders in all, by default one a CPU")
+    block_bytes: Count | None = Field(None, description="ids and labels that one rank gets in a block")
+    node_bytes: Count | None = Field(None, description="memory for blocks on a node")
+    name: Text | None = Field(None, description="the name of the service on its Ray")
+    namespace: Text | None = Field(None, description="the namespace of Ray that the name is in")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("tls_cert and tls_key go together; give both --tls-cert and --tls-key")
+        if self.tls_client_ca is not None and self.tls_cert is None:
+            raise ValueError("tls_client_ca is for encrypted servers; give --tls-cert and --tls-key, too")
+        return self
 
 
 class VerifyConfig(CommandConfig):
@@ -128,6 +163,7 @@ SECTIONS: dict[str, type[CommandConfig]] = {
     "extend": ExtendConfig,
     "fit-cost": FitCostConfig,
     "shard": ShardConfig,
+    "serve": ServeConfig,
     "verify": VerifyConfig,
     "inspect": InspectConfig,
     "demo": DemoConfig,

@@ -43,6 +43,8 @@ class Outcome:
     facts: Mapping[str, Any]
     """JSON-able, for a program."""
     exit_code: int = DONE
+    go_on: Callable[[], None] | None = None
+    """What the command does after this is printed: it serves until it is told to stop."""
 
 
 def run_app(app: typer.Typer, argv: Sequence[str] | None) -> int:
@@ -98,6 +100,8 @@ def run_command(
     finally:
         progress.end()
     typer.echo(json.dumps(outcome.facts) if as_json else outcome.text)
+    if outcome.go_on is not None:
+        outcome.go_on()
     return outcome.exit_code
 
 

@@ -21,45 +21,98 @@ from ringfeed.pipeline.console import run_app, run_command
 
 __all__ = ["main"]
 
+PlanFolder = Annotated[Path | None, typer.Argument(metavar="PLAN", help="the plan folder")]
+Cp = Annotated[int | None, number("context-parallel ranks")]
+LayoutName = Annotated[
+    str | None,
+    typer.Option(metavar="L", help="te, head_tail, contiguous, whole_document, identity, magi or ptrr"),
+]
+LayoutOptions = Annotated[
+    list[str] | None, typer.Option(metavar="KEY=VALUE", help="an option of the layout, e.g. threshold=512")
+]
+Tp = Annotated[int | None, number("tensor-parallel ranks  [default: 1]")]
+Unit = Annotated[int | None, number("FP8 unit of the local length  [default: 1]")]
+SlotBudget = Annotated[int | None, number("slots of a pack, where the plan's are too few")]
+Skip = Annotated[Path | None, typer.Option(metavar="FILE", help="document ids to leave out, one a line")]
+Corpora = Annotated[
+    list[Path] | None, typer.Option(metavar="CORPUS", help="where the plan's corpora are now, in order")
+]
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line; returns 0 done, 1 failed or found faults, 2 a mistake of the user."""
     app = new_app()
     add_base_commands(app)
-    for command in (shard, demo):
+    for command in (shard, serve, demo):
         app.command()(command)
     return run_app(app, argv)
 
 
 def shard(
-    plan: Annotated[Path | None, typer.Argument(metavar="PLAN", help="the plan folder")] = None,
+    plan: PlanFolder = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="SHARDS", help="the folder to make")
     ] = None,
-    cp: Annotated[int | None, number("context-parallel ranks")] = None,
-    layout: Annotated[
-        str | None,
-        typer.Option(metavar="L", help="te, head_tail, contiguous, whole_document, identity, magi or ptrr"),
-    ] = None,
-    layout_option: Annotated[
-        list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help="an option of the layout, e.g. threshold=512"),
-    ] = None,
-    tp: Annotated[int | None, number("tensor-parallel ranks  [default: 1]")] = None,
-    unit: Annotated[int | None, number("FP8 unit of the local length  [default: 1]")] = None,
-    slot_budget: Annotated[int | None, number("slots of a pack, where the plan's are too few")] = None,
-    skip: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="document ids to leave out, one a line")
-    ] = None,
-    corpus: Annotated[
-        list[Path] | None, typer.Option(metavar="CORPUS", help="where the plan's corpora are now, in order")
-    ] = None,
+    cp: Cp = None,
+    layout: LayoutName = None,
+    layout_option: LayoutOptions = None,
+    tp: Tp = None,
+    unit: Unit = None,
+    slot_budget: SlotBudget = None,
+    skip: Skip = None,
+    corpus: Corpora = None,
     workers: Annotated[int | None, number("Ray workers  [default: one a CPU]")] = None,
     config: ConfigFile = None,
     as_json: Json = False,
 ) -> int:
     """Write the views of all cp ranks ahead of training."""
     return _run("shard", locals())
+
+
+def serve(
+    plan: PlanFolder = None,
+    cp: Cp = None,
+    layout: LayoutName = None,
+    layout_option: LayoutOptions = None,
+    tp: Tp = None,
+    unit: Unit = None,
+    slot_budget: SlotBudget = None,
+    skip: Skip = None,
+    corpus: Corpora = None,
+    host: Annotated[
+        str | None, typer.Option(metavar="H", help="address to listen on  [default: 127.0.0.1]")
+    ] = None,
+    port: Annotated[int | None, number("the directory's port  [default: any]")] = None,
+    public_host: Annotated[
+        str | None, typer.Option(metavar="H", help="what ranks call this machine  [default: the host]")
+    ] = None,
+    token_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="the token that ranks must bear")
+    ] = None,
+    tls_cert: Annotated[Path | None, typer.Option(metavar="PEM", help="the servers' certificate")] = None,
+    tls_key: Annotated[Path | None, typer.Option(metavar="PEM", help="its key")] = None,
+    tls_client_ca: Annotated[
+        Path | None, typer.Option(metavar="PEM", help="who signs ranks' certificates (mTLS)")
+    ] = None,
+    open: Annotated[
+        bool | None, typer.Option("--open", help="let anyone who reaches the port read, without a token")
+    ] = None,
+    max_streams: Annotated[int | None, number("ranks that a feeder serves at once  [default: 256]")] = None,
+    feeder_port: Annotated[int | None, number("port of every feeder  [default: any]")] = None,
+    builders: Annotated[int | None, number("builders  [default: one a CPU]")] = None,
+    block_bytes: Annotated[int | None, number("of a block of one rank  [default: 8 MB]")] = None,
+    node_bytes: Annotated[int | None, number("memory for blocks on a node  [default: 2 GB]")] = None,
+    name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="the service's name on Ray  [default: feed]")
+    ] = None,
+    namespace: Annotated[
+        str | None, typer.Option(metavar="NS", help="the name's namespace  [default: ringfeed]")
+    ] = None,
+    config: ConfigFile = None,
+    as_json: Json = False,
+) -> int:
+    """Build the views of all ranks while they train, and send each its own."""
+    return _run("serve", locals())
 
 
 def demo(

@@ -14,10 +14,10 @@ from ringfeed.pipeline.console import Outcome
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ringfeed.pipeline.config import DemoConfig, ShardConfig
+    from ringfeed.pipeline.config import DemoConfig, ServeConfig, ShardConfig
     from ringfeed.pipeline.progress import Progress
 
-__all__ = ["demo", "parse_options", "shard"]
+__all__ = ["demo", "parse_options", "serve", "shard"]
 
 
 def shard(config: ShardConfig, progress: Progress) -> Outcome:
@@ -34,6 +34,13 @@ def shard(config: ShardConfig, progress: Progress) -> Outcome:
         f"{report.tokens:,} slots, {report.bytes:,} bytes; {done}"
     )
     return Outcome(text=text, facts=report.to_json())
+
+
+def serve(config: ServeConfig, progress: Progress) -> Outcome:
+    """Serve a plan."""
+    from ringfeed.workers.serve_command import run_serve
+
+    return run_serve(config, progress=progress)
 
 
 def demo(config: DemoConfig, progress: Progress) -> Outcome:

@@ -11,14 +11,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-__all__ = ["RayEnvironment", "choose_ray_auth", "read_environment", "worker_environment"]
+__all__ = ["WORKER_THREADS", "RayEnvironment", "choose_ray_auth", "read_environment", "worker_environment"]
 
 _AUTH = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 
+WORKER_THREADS = {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
+"""One thread each: there is a worker per CPU already."""
+
 _INHERITED = {
-    # One thread each: there is a worker per CPU already.
-    "OMP_NUM_THREADS": "1",
-    "NUMBA_NUM_THREADS": "1",
+    **WORKER_THREADS,
     # Under `uv run` every worker would start through uv again, which may reach for the network.
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
 }

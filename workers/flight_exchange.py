@@ -154,22 +154,27 @@ class BlockExchange:
 
     def _write_all(self) -> None:
         try:
-            while True:
-                number, future = self._waiting.get()
-                if number == _END:
-                    return
-                if self._is_leaving.is_set():
-                    self._send(Reply.LEAVE, 0)
-                    return
-                if future is not None:
-                    self._reply(number, future)
-                    self._room.release()
+            while self._write_next():
+                pass
         except pa.ArrowException as error:
             _LOG.debug("a rank vanished: %s", error)
         except Exception:
             _LOG.exception("a stream failed")
         finally:
             self._is_broken.set()
+
+    def _write_next(self) -> bool:
+        """Write one reply and let go of it; return whether more may follow."""
+        number, future = self._waiting.get()
+        if number == _END:
+            return False
+        if self._is_leaving.is_set():
+            self._send(Reply.LEAVE, 0)
+            return False
+        if future is not None:
+            self._reply(number, future)
+            self._room.release()
+        return True
 
     def _reply(self, number: int, future: Future[EncodedBlock]) -> None:
         self._last_written = number

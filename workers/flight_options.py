@@ -13,7 +13,14 @@ from pathlib import Path  # noqa: TC003 - a dataclass field
 
 from ringfeed.pipeline.feed_token import check_token
 
-__all__ = ["DEFAULT_MAX_STREAMS", "DEFAULT_SHARED_BYTES", "Exposure", "ServerOptions", "ServerTls"]
+__all__ = [
+    "DEFAULT_MAX_STREAMS",
+    "DEFAULT_SHARED_BYTES",
+    "Exposure",
+    "ServerOptions",
+    "ServerTls",
+    "is_loopback",
+]
 
 DEFAULT_MAX_STREAMS = 256
 """A stream is a rank: two nodes of 8 GPUs with 16 ranks each stay far below; it costs two threads."""
@@ -64,6 +71,8 @@ class ServerOptions:
     """Name or address to listen on."""
     port: int = 0
     """0 takes any that is free."""
+    public_host: str | None = None
+    """Where ranks find it, if not at ``host``: that may stand for every address of the machine."""
     token: str | None = field(default=None, repr=False)
     """Bearer token that every call must bear (``feed_token.find_token``)."""
     tls: ServerTls | None = None
@@ -88,7 +97,7 @@ class ServerOptions:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
         if self.token is not None:
             check_token(self.token, "token")
-        elif self.exposure is Exposure.LOOPBACK and not _is_loopback(self.host):
+        elif self.exposure is Exposure.LOOPBACK and not is_loopback(self.host):
             raise ValueError(
                 f"host={self.host!r} can be reached from other machines and there is no token: give one "
                 "(--token-file, RINGFEED_TOKEN_FILE or RINGFEED_TOKEN), listen on 127.0.0.1, or say with "
@@ -96,7 +105,8 @@ class ServerOptions:
             )
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Return whether a server on ``host`` can be reached from its own machine alone."""
     if host == "localhost":
         return True
     try:

@@ -84,9 +84,9 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]
 
     @property
     def url(self) -> str:
-        """Where ranks on this machine find it."""
+        """Where ranks find it."""
         scheme = "flight" if self._options.tls is None else "grpc+tls"
-        return f"{scheme}://{_bracketed(self._options.host)}:{self.port}"
+        return f"{scheme}://{_bracketed(self._options.public_host or self._options.host)}:{self.port}"
 
     @property
     def num_streams(self) -> int:

@@ -16,9 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ringfeed.pipeline.opening import OpenOptions, check_footprints, open_spec
 from ringfeed.pipeline.plan import Plan
-from ringfeed.pipeline.plan_source import PlanSource
 from ringfeed.pipeline.shard_writer import (
     ShardTask,
     num_folders,
@@ -26,10 +24,10 @@ from ringfeed.pipeline.shard_writer import (
     shards_manifest,
     write_steps,
 )
-from ringfeed.pipeline.skip import check_steps, read_skip_list
 from ringfeed.pipeline.staging import StagedFolder
 from ringfeed.pipeline.store import SHARDS_FORMAT
 from ringfeed.sharding.layouts import make_layout
+from ringfeed.workers.plan_opening import PlanChoice, open_checked
 from ringfeed.workers.ray_session import ray_session
 from ringfeed.workers.shard_journal import FinishedFolder, ShardJournal
 
@@ -113,31 +111,25 @@ def run_shard(config: ShardConfig, *, progress: Progress) -> ShardReport:
 
 def _plan_task(plan: Plan, config: ShardConfig) -> ShardTask:
     """Open what the job reads and refuse what cannot work, before any worker starts."""
-    options = OpenOptions(
-        layout=make_layout(config.layout, **config.layout_options),
-        cp_size=config.cp,
-        tp_size=config.tp,
-        unit=config.unit,
-        slot_budget=config.slot_budget,
+    opener = open_checked(
+        PlanChoice(
+            plan=config.plan,
+            layout=make_layout(config.layout, **config.layout_options),
+            cp_size=config.cp,
+            tp_size=config.tp,
+            unit=config.unit,
+            slot_budget=config.slot_budget,
+            skip=config.skip,
+            corpora=config.corpus,
+        )
     )
-    corpora = plan.open_corpora(list(config.corpus) or None)
-    spec = open_spec(plan, options, pad_id=corpora.pad_id)
-    if plan.largest_footprint(spec.multiple) is None:
-        # A loader may find a pack that is too large when it gets there; a job should not run for hours first.
-        check_footprints(plan, spec)
-    overlay = None
-    if config.skip is not None:
-        overlay = read_skip_list(config.skip, num_documents=corpora.num_documents)
-    if overlay is not None:
-        check_steps(PlanSource(plan, corpora, spec=spec, overlay=overlay))
     return ShardTask(
-        # Workers may run elsewhere: only the whole path means the same there.
-        plan=plan.path.resolve(),
+        plan=opener.plan,
         folder=config.output,
-        spec=spec,
-        steps_per_folder=_steps_per_folder(plan, spec.pack_slots),
-        corpora=tuple(path.resolve() for path in corpora.paths),
-        overlay=overlay,
+        spec=opener.spec,
+        steps_per_folder=_steps_per_folder(plan, opener.spec.pack_slots),
+        corpora=opener.corpora,
+        overlay=opener.overlay,
     )
 
 

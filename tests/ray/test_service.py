@@ -1,0 +1,257 @@
+"""The service on a real Ray, in real processes: the same bytes, whoever is killed, and nothing left."""
+
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ringfeed.pipeline.corpus_writer import write_corpus
+from ringfeed.pipeline.loader import Loader
+from ringfeed.pipeline.planner.options import PlanOptions
+from ringfeed.pipeline.planner.run import run_plan
+from ringfeed.pipeline.shm_files import SHARED_MEMORY
+from ringfeed.sharding.layouts import make_layout
+from ringfeed.workers import serve
+from ringfeed.workers.plan_opening import PlanChoice, open_checked
+from ringfeed.workers.ray_session import ray_session
+
+pytestmark = pytest.mark.ray
+
+SMALL: dict[str, Any] = {"block_bytes": 1024, "node_bytes": 320 << 20}
+COMMAND = [sys.executable, "-m", "ringfeed.workers.cli", "serve"]
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory):
+    """300 documents in steps of 8 packs of 128 slots."""
+    folder = tmp_path_factory.mktemp("served")
+    rng = np.random.default_rng(2)
+    documents = [rng.integers(0, 300, n) for n in rng.integers(1, 200, 300)]
+    write_corpus(folder / "corpus", documents, name="corpus", pad_id=5)
+    options: dict[str, Any] = {"pack_tokens": 128, "packs_per_step": 8, "max_cp": 4, "window": 2}
+    run_plan(PlanOptions(output=folder / "plan", corpora=[folder / "corpus"], **options))
+    return folder / "plan"
+
+
+@pytest.fixture(scope="module")
+def local_ray():
+    with ray_session(num_cpus=3, object_store_bytes=80 << 20) as session:
+        yield session
+
+
+def load(source, *, cp=(0, 2), dp=(1, 2), **options):
+    return Loader(source, dp_rank=dp[0], dp_size=dp[1], cp_rank=cp[0], cp_size=cp[1], **options)
+
+
+def assert_same_batches(found, expected):
+    count = 0
+    for batch, other in zip(found, expected, strict=True):
+        assert batch.info == other.info
+        assert batch.tensors.keys() == other.tensors.keys()
+        assert all(batch.tensors[name].equal(tensor) for name, tensor in other.tensors.items())
+        count += 1
+    assert count
+
+
+def loop_of(running):
+    assert running._loop is not None
+    return running._loop
+
+
+def member(running, role):
+    """Return a member with this role that is ready."""
+    until = time.monotonic() + 30
+    while time.monotonic() < until:
+        for one in running.status().members:
+            if one.role == role and one.pid is not None:
+                return one
+        time.sleep(0.05)
+    raise AssertionError(f"no {role} got ready: {running.status()}")
+
+
+@pytest.mark.parametrize("layout", ["te", "head_tail", "whole_document", "magi"])
+def test_ranks_get_the_bytes_of_the_plan(plan, local_ray, layout):
+    with serve(plan, cp_size=2, layout=layout, builders=1, **SMALL) as running:
+        for rank in range(2):
+            with load(running.url, cp=(rank, 2)) as loader:
+                assert_same_batches(loader, load(plan, layout=layout, cp=(rank, 2)))
+
+
+def test_builders_and_feeders_killed_in_the_middle_change_no_byte(plan, local_ray):
+    expected = list(load(plan, layout="te"))
+    with serve(plan, cp_size=2, layout="te", builders=2, **SMALL) as running:
+        found = []
+        with load(running.url, prefetch_bytes=8192) as loader:
+            for number, batch in enumerate(loader):
+                found.append(batch)
+                if number in (5, 30):
+                    os.kill(member(running, "builder").pid, signal.SIGKILL)
+                if number in (15, 30):
+                    os.kill(member(running, "feeder").pid, signal.SIGKILL)
+        assert_same_batches(found, expected)
+        for role in ("builder", "feeder"):
+            member(running, role)
+        assert running.status().num_restarts == {"builder": 2, "feeder": 2}
+        assert {one.num_restarts for one in running.status().members if one.role == "feeder"} == {2}
+
+
+def test_a_death_is_noticed_within_a_second(plan, local_ray):
+    with serve(plan, cp_size=2, layout="te", builders=1, **SMALL) as running:
+        feeder = member(running, "feeder")
+        killed = time.monotonic()
+        os.kill(feeder.pid, signal.SIGKILL)
+        while loop_of(running).roster.feeders:
+            assert time.monotonic() - killed < 1.0
+            time.sleep(0.01)
+
+
+def test_builders_import_no_torch_and_use_one_thread(plan, local_ray):
+    import ray
+
+    def look(self):
+        import numba
+        import pyarrow as pa
+
+        threads = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
+        return "torch" in sys.modules, threads, pa.cpu_count(), os.environ["OMP_NUM_THREADS"]
+
+    with serve(plan, cp_size=2, layout="te", builders=1, **SMALL) as running:
+        builder = loop_of(running).roster.builders[0].actor
+        assert ray.get(builder.__ray_call__.remote(look)) == (False, 1, 1, "1")
+        others = [life.actor for life in loop_of(running)._lives.values()]
+        assert [ray.get(one.__ray_call__.remote(look))[0] for one in others] == [False] * 3
+
+
+def test_two_services_of_one_name_on_one_ray_are_refused_and_of_two_names_live(plan, local_ray):
+    with serve(plan, cp_size=2, layout="te", builders=1, **SMALL) as running:
+        with pytest.raises(ValueError, match=r"name='feed': a service of this name runs .* --name"):
+            serve(plan, cp_size=2, layout="te", builders=1, **SMALL)
+        with serve(plan, cp_size=2, layout="magi", builders=1, name="other", **SMALL) as other:
+            for url, layout in ((running.url, "te"), (other.url, "magi")):
+                with load(url) as loader:
+                    assert_same_batches(loader, load(plan, layout=layout))
+
+
+def test_what_builders_cannot_do_ends_the_start_with_what_they_say(plan, local_ray, monkeypatch):
+    here = os.getpid()
+
+    class ElsewhereMissing:
+        def __init__(self, opener):
+            self.opener = opener
+
+        def __call__(self):
+            if os.getpid() != here:
+                raise ValueError("the plan is not on this node")
+            return self.opener()
+
+    opener = ElsewhereMissing(open_checked(PlanChoice(plan=plan, layout=make_layout("te"), cp_size=2)))
+    monkeypatch.setattr("ringfeed.workers.service.open_checked", lambda _: opener)
+    with pytest.raises(ValueError, match=r"^the plan is not on this node$"):
+        serve(plan, cp_size=2, layout="te", builders=1, **SMALL)
+
+
+class Command:
+    """``ringfeed serve`` in a process of its own, on a Ray of its own that wants a token."""
+
+    def __init__(self, plan, *flags):
+        variables = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+        flags = ("--builders", "1", "--block-bytes", "1024", "--node-bytes", str(320 << 20), *flags)
+        self.process = subprocess.Popen(
+            [*COMMAND, str(plan), "--cp", "2", "--layout", "te", "--json", *flags],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=variables,
+            start_new_session=True,
+        )
+        assert self.process.stdout is not None
+        told = self.process.stdout.readline()
+        assert told, self.process.communicate()
+        self.facts = json.loads(told)
+
+    def end(self, number):
+        """Send a signal; return the exit code, and what was said after the first line."""
+        self.process.send_signal(number)
+        out, _ = self.process.communicate(timeout=60)
+        return self.process.returncode, out
+
+
+def session_of(command):
+    """Return the processes of the session that a command leads, zombies aside."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdecimal():
+            continue
+        try:
+            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[3]) == command.process.pid and fields[0] != "Z":
+            found.append(int(entry.name))
+    return found
+
+
+def abandoned_folders():
+    """Return the folders of feeders that nobody holds."""
+    found = []
+    for folder in SHARED_MEMORY.glob("ringfeed-*"):
+        with suppress(FileNotFoundError), (folder / "owner").open() as owner:
+            try:
+                fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+            found.append(folder.name)
+    return found
+
+
+def test_the_command_serves_beside_another_service_and_a_signal_ends_it_without_a_trace(plan, local_ray):
+    with serve(plan, cp_size=2, layout="te", builders=1, **SMALL) as running:
+        command = Command(plan)
+        try:
+            assert command.facts["url"].startswith("flight://127.0.0.1:")
+            assert command.facts["ray_url"] == "ray-actor://ringfeed/feed"
+            with load(command.facts["url"]) as loader, load(running.url) as other:
+                assert_same_batches(loader, other)
+        finally:
+            # As Ctrl-C on a terminal: to all processes of the group.
+            os.killpg(command.process.pid, signal.SIGINT)
+            code, out = command.end(0)
+    assert (code, out) == (0, "")
+    assert session_of(command) == []
+    assert abandoned_folders() == []
+
+
+def test_ranks_wait_for_a_service_that_was_killed_and_it_clears_away_what_is_left(plan):
+    killed = Command(plan)
+    port = killed.facts["url"].rpartition(":")[2]
+    expected, found = list(load(plan, layout="te")), []
+    with load(killed.facts["url"], prefetch_bytes=8192) as loader:
+        found += list(islice(loader, 10))
+        left = session_of(killed)
+        assert len(left) > 5
+        assert killed.end(signal.SIGKILL)[0] == -signal.SIGKILL
+        rest = threading.Thread(target=lambda: found.extend(loader), daemon=True)
+        rest.start()
+        again = Command(plan, "--port", port)
+        try:
+            assert session_of(killed) == []
+            assert again.facts["url"] == killed.facts["url"]
+            rest.join(timeout=60)
+            assert not rest.is_alive()
+        finally:
+            code, _ = again.end(signal.SIGTERM)
+    assert_same_batches(found, expected)
+    assert code == 0
+    assert session_of(again) == []
+    assert abandoned_folders() == []

@@ -1,0 +1,65 @@
+"""Bound the blocks that a feeder holds, whatever its ranks do.
+
+In:   a ``BlockSupply``
+Out:  the same blocks, so many at a time: a request waits until an earlier block is let go of
+
+A rank reads all that it asked for, so blocks leave on their own. One that is frozen keeps at most those that
+were got ready for its stream.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ringfeed.pipeline.block_fetcher import BlockSupply
+    from ringfeed.pipeline.feed_facts import FeedFacts
+    from ringfeed.pipeline.feed_request import BlockRequest
+    from ringfeed.pipeline.step_block import EncodedBlock
+
+__all__ = ["BlockGate"]
+
+_WAIT_SECONDS = 60.0
+
+
+class BlockGate:
+    """A ``BlockSupply`` that counts what it has given."""
+
+    def __init__(self, supply: BlockSupply, *, most_blocks: int, wait_seconds: float = _WAIT_SECONDS) -> None:
+        """Give none yet.
+
+        Args:
+            supply: where blocks come from.
+            most_blocks: blocks at a time; a block counts until nothing refers to its rows.
+            wait_seconds: for room, before a request fails for now.
+        """
+        self._supply = supply
+        self._most_blocks = most_blocks
+        self._wait_seconds = wait_seconds
+        self._room = threading.Semaphore(most_blocks)
+
+    def facts(self) -> FeedFacts:
+        return self._supply.facts()
+
+    def block(self, request: BlockRequest) -> EncodedBlock:
+        """Return the block, once there is room.
+
+        Raises:
+            ConnectionError: if there is no room for a long time; else as the supply.
+        """
+        if not request.columns:
+            return self._supply.block(request)
+        if not self._room.acquire(timeout=self._wait_seconds):
+            raise ConnectionError(
+                f"{self._most_blocks} blocks, all that node_bytes allows, have been held by streams for "
+                f"{self._wait_seconds:g} s: ranks do not read what they asked for"
+            )
+        try:
+            block = self._supply.block(request)
+        except BaseException:
+            self._room.release()
+            raise
+        weakref.finalize(block.rows, self._room.release).atexit = False
+        return block

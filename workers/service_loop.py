@@ -1,0 +1,234 @@
+"""The supervisor's loop: what happens on Ray goes in, what it decides is done.
+
+In:   deaths and hellos of actors, nodes that come and go (``workers/service_crew.py``)
+Out:  ``Roster``s, told to the service actor and kept for the directory; an error that ends the service
+
+It is the only one that starts and ends actors of a service.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import ray
+from ray.exceptions import RayError
+
+from ringfeed.pipeline.executor import JobFailedError
+from ringfeed.pipeline.feed_facts import FeedFacts
+from ringfeed.pipeline.manifest import CorruptDataError
+from ringfeed.workers.builder_actor import BuilderHello
+from ringfeed.workers.feeder_actor import FeederHello
+from ringfeed.workers.roster import BuilderMember, Roster
+from ringfeed.workers.service_actor import ServiceHello
+from ringfeed.workers.service_crew import loss_of
+from ringfeed.workers.supervisor import Loss, LossKind, Start
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ringfeed.workers.service_crew import Crew, Life
+    from ringfeed.workers.supervisor import MemberView, Supervisor
+
+__all__ = ["ServiceLoop"]
+
+_LOG = logging.getLogger("ringfeed.service")
+_TICK_SECONDS = 0.2
+_NODES_SECONDS = 1.0
+_LEAVE_SECONDS = 3.0
+
+
+class ServiceLoop:
+    """A thread that keeps the members of a service alive."""
+
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        crew: Crew,
+        facts: FeedFacts,
+        *,
+        tell: Callable[[str], object],
+    ) -> None:
+        """Start nothing yet.
+
+        Args:
+            supervisor: decides.
+            crew: does.
+            facts: of the run, as this process sees it; a builder that sees another one is refused.
+            tell: is told who comes and goes, in the loop's thread.
+        """
+        self._supervisor = supervisor
+        self._crew = crew
+        self._fingerprint = facts.fingerprint
+        self._tell = tell
+        self._lives: dict[int, Life] = {}
+        self._nodes_seen = float("-inf")
+        self._telling: Any = None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="ringfeed-supervisor", daemon=True)
+        self.roster = Roster(version=0, facts_json=facts.to_json())
+        """Who is there now; replaced whole, so any thread may look."""
+        self.is_up = threading.Event()
+        """Set when ranks are served for the first time."""
+        self.has_ended = threading.Event()
+        self.error: Exception | None = None
+        """Why it ended, if nobody stopped it."""
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End all members, feeders after their ranks were told; a second call does nothing."""
+        self._stop.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def members(self) -> list[tuple[MemberView, int | None]]:
+        """Return the members and the process of each that is ready."""
+        lives = list(self._lives.values())
+        pids = {life.start.life: life.said.pid for life in lives if life.said is not None}
+        return [(member, pids.get(member.life)) for member in self._supervisor.members]
+
+    @property
+    def num_restarts(self) -> dict[str, int]:
+        """Members that were started again, by role."""
+        return {str(role): count for role, count in self._supervisor.num_restarts.items()}
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.is_set() and self.error is None:
+                self._look_at_nodes()
+                for action in self._supervisor.act(time.monotonic()):
+                    if isinstance(action, Start):
+                        self._begin(action)
+                    else:
+                        self._end(self._lives[action.life], None)
+                self._hear()
+                self._check()
+        except Exception as error:
+            _LOG.exception("the supervisor failed")
+            self.error = JobFailedError(f"the service's supervisor failed: {type(error).__name__}: {error}")
+        finally:
+            self._leave()
+            self.has_ended.set()
+
+    def _look_at_nodes(self) -> None:
+        if time.monotonic() - self._nodes_seen >= _NODES_SECONDS:
+            self._nodes_seen = time.monotonic()
+            self._supervisor.see_nodes(self._crew.nodes())
+
+    def _begin(self, start: Start) -> None:
+        try:
+            self._lives[start.life] = self._crew.make(start)
+        except (ValueError, RayError) as error:
+            self._supervisor.lost(start.name, start.life, loss_of(error), now=time.monotonic())
+
+    def _end(self, life: Life, loss: Loss | None) -> None:
+        life.loss = loss
+        self._crew.end(life)
+
+    def _hear(self) -> None:
+        """Wait a little for news of any member, and take it."""
+        waiting = {life.watch: life for life in self._lives.values()}
+        waiting |= {
+            life.hello: life for life in self._lives.values() if life.said is None and life.loss is None
+        }
+        if not waiting:
+            self._stop.wait(_TICK_SECONDS)
+            return
+        heard, _ = ray.wait(list(waiting), num_returns=1, timeout=_TICK_SECONDS)
+        for reference in heard:
+            life = waiting[reference]
+            if reference == life.watch:
+                self._bury(life)
+            else:
+                self._welcome(life)
+
+    def _bury(self, life: Life) -> None:
+        """Take note that an actor is dead."""
+        loss = life.loss
+        if loss is None:
+            try:
+                ray.get(life.watch)
+                loss = Loss(kind=LossKind.DIED, text="it stopped watching")
+            except RayError as error:
+                loss = loss_of(error)
+        # Dead for Ray may be alive on a node that cannot be reached.
+        self._crew.end(life)
+        start = life.start
+        del self._lives[start.life]
+        self._tell(f"{start.name} is lost: {loss.text}")
+        self._supervisor.lost(start.name, start.life, loss, now=time.monotonic())
+        self._change()
+
+    def _welcome(self, life: Life) -> None:
+        """Take note that an actor is ready, or end it if it says that it cannot be."""
+        try:
+            said = ray.get(life.hello)
+        except RayError as error:
+            # Its watch tells when it is gone: the next one must not meet it.
+            self._end(life, loss_of(error))
+            return
+        if isinstance(said, BuilderHello) and (wrong := self._difference(said)):
+            self._end(life, Loss(kind=LossKind.MISTAKE, text=f"{life.start.name}: {wrong}"))
+            return
+        life.said = said
+        start = life.start
+        self._tell(f"{start.name} is ready: process {said.pid} on node {said.node_id[:12]}")
+        self._supervisor.ready(start.name, start.life, node_id=said.node_id, now=time.monotonic())
+        self._change()
+
+    def _difference(self, said: BuilderHello) -> str | None:
+        found = FeedFacts.from_json(said.facts_json).fingerprint
+        if found == self._fingerprint:
+            return None
+        return (
+            f"on node {said.node_id} plan and corpora make run {found}, here they make {self._fingerprint}; "
+            "all nodes need the same files and the same ringfeed"
+        )
+
+    def _change(self) -> None:
+        """Tell who is there now."""
+        lives = [self._lives[number] for number in sorted(self._lives)]
+        self.roster = replace(
+            self.roster,
+            version=self.roster.version + 1,
+            builders=tuple(
+                BuilderMember(name=life.start.name, node_id=life.said.node_id, actor=life.actor)
+                for life in lives
+                if isinstance(life.said, BuilderHello)
+            ),
+            feeders=tuple(life.said.feeder for life in lives if isinstance(life.said, FeederHello)),
+        )
+        for life in lives:
+            if isinstance(life.said, ServiceHello):
+                self._telling = self._crew.tell(life, self.roster)
+
+    def _check(self) -> None:
+        """See whether the service is up, or cannot be."""
+        if self._supervisor.is_up:
+            self.is_up.set()
+        failure = self._supervisor.failure
+        if failure is not None:
+            kinds = {LossKind.MISTAKE: ValueError, LossKind.DAMAGED: CorruptDataError}
+            self.error = kinds.get(failure.kind, JobFailedError)(failure.text)
+
+    def _leave(self) -> None:
+        """End all members; ranks are told before."""
+        self.roster = replace(self.roster, version=self.roster.version + 1, builders=(), feeders=())
+        lives = list(self._lives.values())
+        try:
+            leaving = [life.actor.leave.remote() for life in lives if isinstance(life.said, FeederHello)]
+            if leaving:
+                ray.wait(leaving, num_returns=len(leaving), timeout=_LEAVE_SECONDS)
+            for life in lives:
+                self._crew.end(life)
+            if lives:
+                watches = [life.watch for life in lives]
+                ray.wait(watches, num_returns=len(watches), timeout=_LEAVE_SECONDS)
+        except RayError as error:
+            _LOG.info("members were left to Ray: %s", error)
