@@ -55,7 +55,7 @@ def allgather_attention(
         ValueError: if shapes, context and group do not belong together, or the context has a kernel
             that cannot attend to such tensors.
     """
-    _check_shapes(q, k, v, len(context.local_positions))
+    _check_shapes(q, k, v, context.num_local)
     kernel = context.kernel or kernel_for(q, k, v)
     obstacle = kernel.obstacle(q, k, v)
     if obstacle is not None:

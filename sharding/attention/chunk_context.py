@@ -8,7 +8,7 @@ Shapes: T slots in the chunk, L local tokens, N slots' count, R cp ranks.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -21,21 +21,51 @@ from ringfeed.sharding.offsets import as_offsets, as_real_offsets
 from ringfeed.sharding.run_kernels import Int64Array
 from ringfeed.sharding.window import CAUSAL, DocumentSpans, Window
 
-__all__ = ["AllGatherContext", "allgather_context"]
+__all__ = ["AllGatherContext", "ChunkSlots", "allgather_context"]
+
+
+_HOST = torch.device("cpu")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class ChunkSlots:
+    """The slots of a chunk in chunk order, and what is behind the last one: padding."""
+
+    bounds: Int64Array
+    """int64 [N + 1], where each slot begins, and where the last one ends."""
+    lengths: Int64Array
+    """int64 [N + 1], real tokens of each slot, and none behind the last one."""
+
+    def spans(self, tokens: Int64Array) -> DocumentSpans:
+        """Return the document of each token (int64 [Q], chunk positions); a pad's begins and ends at 0."""
+        ids, is_pad = self._find(tokens)
+        starts = self.bounds[ids]
+        stops = starts + self.lengths[ids]
+        starts[is_pad] = stops[is_pad] = 0
+        return DocumentSpans(queries=tokens, starts=starts, stops=stops)
+
+    def describe(self, tokens: Int64Array) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Return each token's slot, -1 for padding, and its offset there, 0 for padding: int32 [Q] each."""
+        ids, is_pad = self._find(tokens)
+        offsets = tokens - self.bounds[ids]
+        ids[is_pad], offsets[is_pad] = -1, 0
+        return ids.astype(np.int32), offsets.astype(np.int32)
+
+    def _find(self, tokens: Int64Array) -> tuple[Int64Array, NDArray[np.bool_]]:
+        """Return each token's slot, int64 [Q], and whether it is padding, bool [Q]."""
+        # A token is in the last slot that begins at it or before: that one is not empty.
+        ids = np.searchsorted(self.bounds, tokens, side="right") - 1
+        return ids, tokens >= (self.bounds + self.lengths)[ids]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class AllGatherContext:
     """What one rank's attention needs to know of a chunk. Made once, used by every layer."""
 
-    local_document_ids: Tensor
-    """int32 [L], slot of the chunk that each local token is in, -1 for padding."""
-    local_positions: Tensor
-    """int32 [L], offset of each local token in its slot, 0 for padding."""
-    global_document_ids: Tensor
-    """int32 [T], as ``local_document_ids``, for the chunk in chunk order."""
-    global_positions: Tensor
-    """int32 [T], as ``local_positions``, for the chunk in chunk order."""
+    num_tokens: int
+    """T."""
+    slots: ChunkSlots
+    """Where the chunk's documents lie, on the host."""
     spans: DocumentSpans
     """The document of each local token as a range of chunk positions, on the host."""
     key_order: Tensor | None
@@ -49,25 +79,49 @@ class AllGatherContext:
     """What a query sees of its document."""
     kernel: AttentionKernel | None = None
     """What attends; None: ``kernel_for`` chooses by the tensors' device."""
+    device: torch.device = _HOST
+    """Where the context's tensors are."""
+    _described: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
+    """Document ids and positions of tokens, made when somebody asks: attention reads ``spans`` alone."""
     _masks: dict[tuple[AttentionKernel, Window], Any] = field(default_factory=dict, repr=False)
     """Masks by kernel and window, shared with the contexts of others: the next layer finds its own here."""
 
     @property
-    def device(self) -> torch.device:
-        """Where the context's tensors are."""
-        return self.local_positions.device
+    def num_local(self) -> int:
+        """L."""
+        return len(self.spans.queries)
 
     @property
-    def num_tokens(self) -> int:
-        """T."""
-        return len(self.global_positions)
+    def local_document_ids(self) -> Tensor:
+        """int32 [L], slot of the chunk that each local token is in, -1 for padding; made once."""
+        return self._describe("local")[0]
+
+    @property
+    def local_positions(self) -> Tensor:
+        """int32 [L], offset of each local token in its slot, 0 for padding; made once."""
+        return self._describe("local")[1]
+
+    @property
+    def global_document_ids(self) -> Tensor:
+        """int32 [T], as ``local_document_ids``, for the chunk in chunk order; made once."""
+        return self._describe("global")[0]
+
+    @property
+    def global_positions(self) -> Tensor:
+        """int32 [T], as ``local_positions``, for the chunk in chunk order; made once."""
+        return self._describe("global")[1]
+
+    def _describe(self, part: Literal["local", "global"]) -> tuple[Tensor, Tensor]:
+        if part not in self._described:
+            tokens = self.spans.queries if part == "local" else np.arange(self.num_tokens)
+            ids, positions = (torch.from_numpy(values) for values in self.slots.describe(tokens))
+            self._described[part] = (ids.to(self.device), positions.to(self.device))
+        return self._described[part]
 
     def to(self, device: torch.device | str) -> "AllGatherContext":
         """Return the same context with its tensors on ``device``."""
-        names = ("local_document_ids", "local_positions", "global_document_ids", "global_positions")
-        moved = {name: getattr(self, name).to(device) for name in names}
         order = None if self.key_order is None else self.key_order.to(device)
-        return replace(self, **moved, key_order=order, _masks={})
+        return replace(self, device=torch.device(device), key_order=order, _described={}, _masks={})
 
     def with_window(self, window: Window | tuple[int, int]) -> "AllGatherContext":
         """Return the context of a layer that sees ``window`` of the same chunk. Cheap: call it in the layer.
@@ -126,47 +180,26 @@ def allgather_context(
     num_tokens = index_maps[cp_rank].num_tokens
     if any(index_map.num_tokens != num_tokens for index_map in index_maps):
         raise ValueError(f"index maps cover different chunks: {[m.num_tokens for m in index_maps]} tokens")
-    documents, positions, starts, stops = _describe(lengths, slots, num_tokens)
+    if slots[-1] > num_tokens:
+        raise ValueError(
+            f"cu_seqlens_padded ends at {slots[-1]}, but the index maps cover {num_tokens} tokens"
+        )
+    # Magi's maps may cover more than the slots: one more slot, of padding.
+    described = ChunkSlots(bounds=slots, lengths=np.append(lengths, 0))
     local = expand_runs(index_maps[cp_rank].runs)
     # A rank that holds every token (cp 1, layout identity) has the keys already.
     parts = [local] if len(local) == num_tokens else [expand_runs(m.runs) for m in index_maps]
     part_length = max(len(part) for part in parts)
     return AllGatherContext(
-        local_document_ids=torch.from_numpy(documents[local]),
-        local_positions=torch.from_numpy(positions[local]),
-        global_document_ids=torch.from_numpy(documents),
-        global_positions=torch.from_numpy(positions),
-        spans=DocumentSpans(queries=local, starts=starts[local], stops=stops[local]),
+        num_tokens=num_tokens,
+        slots=described,
+        spans=described.spans(local),
         key_order=_key_order(parts, num_tokens, part_length),
         num_parts=len(parts),
         part_length=part_length,
         cp_rank=cp_rank,
         window=Window.read(window),
     )
-
-
-def _describe(
-    lengths: NDArray[np.int64], slots: NDArray[np.int64], num_tokens: int
-) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]:
-    """Return, [T] each: document ids, positions, and where the document begins and its real tokens end.
-
-    A pad belongs to no document: it begins and ends at 0.
-    """
-    if slots[-1] > num_tokens:
-        raise ValueError(
-            f"cu_seqlens_padded ends at {slots[-1]}, but the index maps cover {num_tokens} tokens"
-        )
-    widths = np.diff(slots)
-    ids = np.repeat(np.arange(len(widths)), widths)
-    starts = np.repeat(slots[:-1], widths)
-    offsets = np.arange(len(ids)) - starts
-    is_pad = offsets >= lengths[ids]
-    # Magi's maps may cover more than the slots: padding, too.
-    beyond = (0, num_tokens - len(ids))
-    documents = np.pad(np.where(is_pad, -1, ids), beyond, constant_values=-1).astype(np.int32)
-    positions = np.pad(np.where(is_pad, 0, offsets), beyond).astype(np.int32)
-    stops = np.where(is_pad, 0, starts + lengths[ids])
-    return documents, positions, np.pad(np.where(is_pad, 0, starts), beyond), np.pad(stops, beyond)
 
 
 def _key_order(parts: Sequence[NDArray[np.int64]], num_tokens: int, part_length: int) -> Tensor | None:

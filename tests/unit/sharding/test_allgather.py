@@ -195,3 +195,13 @@ def test_a_cut_chunk_without_a_group_is_refused():
 def test_shapes_that_do_not_fit_are_refused(shapes, message):
     with pytest.raises(ValueError, match=message):
         allgather_attention(*(torch.zeros(shape) for shape in shapes), context=one_rank())
+
+
+def test_only_what_attention_reads_is_made_and_moved():
+    context = one_rank().to("meta")
+
+    held = {name: getattr(context, name) for name in AllGatherContext.__dataclass_fields__}
+    assert [name for name, value in held.items() if isinstance(value, torch.Tensor)] in ([], ["key_order"])
+    assert context.num_local == context.num_tokens == 24
+    assert context.local_positions.device.type == "meta"
+    assert context.with_window((3, 0)).local_positions is context.local_positions
