@@ -66,9 +66,7 @@ class FeedFacts:
     """Ranges of steps (first, end) that other ones took the place of when the plan was extended."""
 
     @classmethod
-    def of_source(
-        cls, source: ViewSource, *, block_bytes: int = DEFAULT_BLOCK_BYTES, is_growing: bool = False
-    ) -> FeedFacts:
+    def of_source(cls, source: ViewSource, *, block_bytes: int = DEFAULT_BLOCK_BYTES) -> FeedFacts:
         """Return the facts of a service that builds from ``source``."""
         spec = source.spec
         largest = [
@@ -85,7 +83,7 @@ class FeedFacts:
             local_tokens=max(len(view.padding_mask) for view in largest),
             block_bytes=block_bytes,
             num_steps=source.num_steps,
-            is_growing=is_growing,
+            is_growing=source.is_growing,
             max_slots=source.max_slots(),
             replaced_steps=source.replaced_steps,
         )

@@ -29,6 +29,9 @@ class LocalSource:
     def is_growing(self) -> bool:
         return False
 
+    def refresh(self) -> None:
+        pass
+
     @property
     def window_bytes(self) -> int:
         return 0

@@ -80,6 +80,9 @@ class PlanSource(LocalSource):
     def is_growing(self) -> bool:
         return self._plan.is_growing
 
+    def refresh(self) -> None:
+        self._plan.refresh()
+
     def has_step(self, step: int) -> bool:
         return self._plan.wait_for_step(step)
 

@@ -187,6 +187,15 @@ class RankSource(Protocol):
 class ViewSource(RankSource, Protocol):
     """Gives any view of a run."""
 
+    def refresh(self) -> None:
+        """See which steps have come since the last look; files, and plans that are finished, have all.
+
+        Raises:
+            ValueError: if a growing plan was given up.
+            CorruptDataError: if what has come is damaged.
+        """
+        ...
+
     @property
     def slate_size(self) -> int: ...
 

@@ -20,7 +20,7 @@ import numpy as np
 from ringfeed.pipeline.block_columns import facts_block, narrow_block
 from ringfeed.pipeline.feed_facts import DEFAULT_BLOCK_BYTES, FeedFacts
 from ringfeed.pipeline.feed_request import BLOCK_COLUMNS
-from ringfeed.pipeline.plan import Plan
+from ringfeed.pipeline.plan_growth import follow_plan
 from ringfeed.pipeline.plan_source import PlanSource
 from ringfeed.pipeline.ranks import MISSING
 from ringfeed.pipeline.step_block import BlockHeader, BlockRows, encode_block
@@ -42,11 +42,7 @@ __all__ = ["DEFAULT_KEEP_BYTES", "BlockBuilder", "PlanOpener"]
 DEFAULT_KEEP_BYTES = 256 << 20
 """A few blocks of 8 MB for 8 cp ranks: peers ask within the time of a step."""
 # Every rank at the end of a growing plan asks for facts again and again.
-_REOPEN_SECONDS = 0.5
-
-
-def _has_ended() -> bool:
-    return False
+_LOOK_SECONDS = 0.5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,6 +50,7 @@ class PlanOpener:
     """Opens a plan as a builder's source; small, and picklable for an actor."""
 
     plan: Path
+    """Finished, or still being made: then its name to be."""
     spec: ViewSpec
     """From ``opening.open_spec``, made once by whoever starts the service."""
     corpora: tuple[Path, ...] | None = None
@@ -65,10 +62,10 @@ class PlanOpener:
         """Open plan and corpora.
 
         Raises:
-            ValueError: if the corpora are not the planned ones.
+            ValueError: if there is no plan and nobody makes one, or the corpora are not the planned ones.
             CorruptDataError: if plan or corpora are damaged.
         """
-        plan = Plan.open(self.plan)
+        plan = follow_plan(self.plan)
         return PlanSource(plan, plan.open_corpora(self.corpora), spec=self.spec, overlay=self.overlay)
 
 
@@ -81,36 +78,36 @@ class BlockBuilder:
         *,
         block_bytes: int = DEFAULT_BLOCK_BYTES,
         keep_bytes: int = DEFAULT_KEEP_BYTES,
-        is_growing: Callable[[], bool] = _has_ended,
     ) -> None:
         """Open the source.
 
         Args:
-            open_source: gives a source of the run. It is called again when a step is asked for beyond the
-                last one known, for a plan that has grown meanwhile.
+            open_source: gives a source of the run. If its plan is growing, it is looked at again when a step
+                is asked for beyond the last one known.
             block_bytes: ids and labels of one rank in a full block.
             keep_bytes: for built blocks; the last build is kept whatever it takes.
-            is_growing: whether the plan may still get more steps.
         """
-        self._open_source = open_source
-        self._block_bytes = block_bytes
         self._keep_bytes = keep_bytes
-        self._is_growing = is_growing
         self._lock = threading.Lock()
         self._kept: OrderedDict[tuple[int, ...], tuple[EncodedBlock, ...]] = OrderedDict()
         self._source = open_source()
-        self._facts = self._facts_now()
-        self._opened = time.monotonic()
+        self._facts = FeedFacts.of_source(self._source, block_bytes=block_bytes)
+        self._looked = time.monotonic()
         self.num_builds = 0
         """Builds so far: requests of cp peers, and repeated ones, share them."""
         self.bytes_kept = 0
         """Bytes of the blocks that are kept."""
 
     def facts(self) -> FeedFacts:
-        """Return what can be asked for now."""
+        """Return what can be asked for now.
+
+        Raises:
+            ValueError: if the planner gave a growing plan up.
+            CorruptDataError: if a new block of it is damaged.
+        """
         with self._lock:
-            if self._facts.is_growing and time.monotonic() - self._opened > _REOPEN_SECONDS:
-                self._reopen()
+            if self._facts.is_growing and time.monotonic() - self._looked > _LOOK_SECONDS:
+                self._look()
             return self._facts
 
     def block(self, request: BlockRequest) -> EncodedBlock:
@@ -143,20 +140,17 @@ class BlockBuilder:
     def _check(self, request: BlockRequest) -> None:
         steps = request.steps(self._facts.batches_per_step(request.place))
         if steps[-1] >= self._facts.num_steps and self._facts.is_growing:
-            self._reopen()
+            self._look()
         request.check(self._facts)
 
-    def _reopen(self) -> None:
-        source = self._open_source()
-        self._source.close()
-        self._source = source
-        self._facts = self._facts_now()
-        self._opened = time.monotonic()
-
-    def _facts_now(self) -> FeedFacts:
-        # Asked before the source is read: if it ends meanwhile, the next call says so.
-        is_growing = self._is_growing()
-        return FeedFacts.of_source(self._source, block_bytes=self._block_bytes, is_growing=is_growing)
+    def _look(self) -> None:
+        """See what the planner has finished since the last look."""
+        source = self._source
+        source.refresh()
+        self._facts = self._facts.grown(
+            num_steps=source.num_steps, is_growing=source.is_growing, max_slots=source.max_slots()
+        )
+        self._looked = time.monotonic()
 
     def _blocks(self, request: BlockRequest) -> tuple[EncodedBlock, ...]:
         key = request.share_key

@@ -205,7 +205,10 @@ class BuilderPool:
                     "start a service of the same plan, layout and skip list again"
                 )
             # A roster may be older than what a builder has said since.
-            if known is None or facts.num_steps >= known.num_steps:
+            if known is None or _age(facts) >= _age(known):
                 self._facts = facts
-                return facts
-            return known
+            return self._facts or facts
+
+
+def _age(facts: FeedFacts) -> tuple[int, bool]:
+    return facts.num_steps, not facts.is_growing

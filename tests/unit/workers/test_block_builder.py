@@ -14,11 +14,13 @@ from ringfeed.pipeline.manifest import CorruptDataError
 from ringfeed.pipeline.opening import OpenOptions, open_spec
 from ringfeed.pipeline.plan import Plan
 from ringfeed.pipeline.plan_source import PlanSource
-from ringfeed.pipeline.planner.options import PlanOptions
+from ringfeed.pipeline.planner.options import BlockLimits, PlanOptions
 from ringfeed.pipeline.planner.run import run_plan
+from ringfeed.pipeline.planner.session import PlanSession
 from ringfeed.pipeline.ranks import RankPlace
 from ringfeed.sharding.layouts import make_layout
-from ringfeed.workers.block_builder import BlockBuilder
+from ringfeed.workers import block_builder as module
+from ringfeed.workers.block_builder import BlockBuilder, PlanOpener
 
 CP = 4
 
@@ -171,23 +173,60 @@ def test_damaged_tokens_are_refused_by_name_and_nothing_is_kept(folder, tmp_path
     assert builder.bytes_kept == sum(b.nbytes for blocks in builder._kept.values() for b in blocks)
 
 
-def test_a_plan_that_grows_is_opened_again_when_more_is_asked_for(folder):
-    short = [True]
-
-    class Growing(PlanSource):
-        num_steps = property(lambda self: 1 if short[0] else self._plan.num_steps)
-
-    def opened():
-        one = source(folder)
-        return Growing(one._plan, one._corpora, spec=one.spec)
-
-    builder = BlockBuilder(opened, is_growing=lambda: short[0])
-    assert (builder.facts().num_steps, builder.facts().is_growing) == (1, True)
-    with pytest.raises(ValueError, match="step 1 is not served: there are steps 0 to 0"):
+def test_a_plan_that_grows_is_looked_at_again_when_more_is_asked_for(folder, monkeypatch):
+    whole = Plan.open(folder / "plan")
+    output = folder / "growing"
+    options = PlanOptions(
+        output=output,
+        corpora=[folder / "corpus"],
+        pack_tokens=128,
+        packs_per_step=8,
+        max_cp=CP,
+        balance="best_fit",
+        window=2,
+        block_limits=BlockLimits(steps=2),
+    )
+    opener = PlanOpener(plan=output, spec=source(folder).spec)
+    with PlanSession.open(options) as session:
+        builder, slow = BlockBuilder(opener, block_bytes=4096), BlockBuilder(opener, block_bytes=4096)
+        assert (builder.facts().num_steps, builder.facts().is_growing) == (0, True)
+        until = session.advance(until_step=1)
+        assert 1 < until < whole.num_steps
         builder.block(request((1, 0), 1))
-    short[0] = False
+        assert (builder.facts().num_steps, builder.facts().is_growing) == (until, True)
+        with pytest.raises(ValueError, match=f"step {until} is not served: there are steps 0 to {until - 1}"):
+            builder.block(request((until, 0), 1))
+        session.advance()
 
-    builder.block(request((1, 0), 1))
+    # Facts are looked for, too, though not each time.
+    monkeypatch.setattr(module, "_LOOK_SECONDS", 0.0)
+    assert (builder.facts().num_steps, builder.facts().is_growing) == (whole.num_steps, False)
+    finished = BlockBuilder(lambda: source(folder), block_bytes=4096)
+    for step in range(whole.num_steps):
+        asked = request((step, 0), 4)
+        assert slow.block(asked).rows == finished.block(asked).rows
+    assert slow.facts().to_json() == builder.facts().to_json()
 
-    assert builder.facts().num_steps > 1
-    assert not builder.facts().is_growing
+
+def test_a_planner_that_gave_up_is_told_of(folder, tmp_path):
+    # After ten steps of whole packs documents of one token each, which no loss can be made of.
+    documents = [np.full(n, 5, np.int32) for n in [128] * 80 + [1] * 500]
+    write_corpus(tmp_path / "corpus", documents, name="c", pad_id=9)
+    options = PlanOptions(
+        output=tmp_path / "plan",
+        corpora=[tmp_path / "corpus"],
+        pack_tokens=128,
+        packs_per_step=8,
+        max_cp=CP,
+        balance="in_order",
+        window=2,
+        block_limits=BlockLimits(steps=2),
+    )
+    with PlanSession.open(options) as session:
+        builder = BlockBuilder(PlanOpener(plan=tmp_path / "plan", spec=source(folder).spec))
+        session.advance(until_step=1)
+        builder.block(request((0, 0), 1))
+        with pytest.raises(ValueError, match="no supervised token"):
+            session.advance()
+        with pytest.raises(ValueError, match=r"its planner met a mistake and gave the plan up"):
+            builder.block(request((1000, 0), 1))

@@ -68,13 +68,11 @@ def open_source():
 def make_builder(open_source, plan):
     """Return a function that makes a builder over the plan, or over another source."""
 
-    def make(made_from=None, *, block_bytes=2048, keep_bytes=1 << 20, is_growing=lambda: False, **options):
+    def make(made_from=None, *, block_bytes=2048, keep_bytes=1 << 20, **options):
         def opened():
             return open_source(plan, **options)
 
-        return BlockBuilder(
-            made_from or opened, block_bytes=block_bytes, keep_bytes=keep_bytes, is_growing=is_growing
-        )
+        return BlockBuilder(made_from or opened, block_bytes=block_bytes, keep_bytes=keep_bytes)
 
     return make
 
