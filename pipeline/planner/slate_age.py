@@ -32,7 +32,8 @@ def take_old(longs: Longs, packs: StepPacks, rules: Rules, supply: Supply) -> No
     """Bring old pieces of the pool into the step, each in place of a younger one of nearly its size.
 
     The older, the less like it the other may be. One that must go and is like none goes into any room that it
-    fits, as a short one would leave a hole in place of a long one; and only then in place of any other.
+    fits, as a short one would leave a hole in place of a long one; only then in place of any other; and at
+    last in place of all that a pack has.
     """
     arrived = np.flatnonzero((longs.places != GONE) & (longs.ages >= 0))
     arrived = arrived[np.argsort(-longs.ages[arrived], kind="mergesort")]
@@ -54,6 +55,9 @@ def take_old(longs: Longs, packs: StepPacks, rules: Rules, supply: Supply) -> No
                 exchange(longs, packs, pack, (-1, piece))
                 continue
             at = _most_like(piece, chosen, longs, packs, (rules, supply, _FAR))
+            if at < 0 and _empty_a_pack(piece, longs, packs, rules):
+                chosen = np.flatnonzero(longs.places >= 0)
+                continue
         if at >= 0:
             other = chosen[at]
             exchange(longs, packs, longs.places[other], (int(other), piece))
@@ -75,6 +79,23 @@ def _least_room(packs: StepPacks, size: int) -> int:
         if packs.rooms[pack] >= size and (best < 0 or packs.rooms[pack] < packs.rooms[best]):
             best = pack
     return best
+
+
+@njit(cache=True, nogil=True)
+def _empty_a_pack(piece: int, longs: Longs, packs: StepPacks, rules: Rules) -> bool:
+    """Give a piece the pack whose oldest piece is the youngest, if that need not go, too. Is it done?"""
+    oldest = np.full(len(packs.rooms), -_FAR, np.int64)
+    for j in range(len(longs.places)):
+        if longs.places[j] >= 0:
+            oldest[longs.places[j]] = max(oldest[longs.places[j]], longs.ages[j])
+    pack = int(np.argmin(oldest))
+    if oldest[pack] >= rules.window * TICKS:
+        return False
+    for j in range(len(longs.places)):
+        if longs.places[j] == pack:
+            exchange(longs, packs, pack, (j, -1))
+    exchange(longs, packs, pack, (-1, piece))
+    return True
 
 
 @njit(cache=True, nogil=True)

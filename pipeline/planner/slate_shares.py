@@ -24,7 +24,7 @@ from ringfeed.pipeline.planner.slate_stock import (
     exchange,
 )
 
-__all__ = ["SourceParts", "burden_skeletons", "keep_shares"]
+__all__ = ["SourceParts", "burden_skeletons", "force_shares", "keep_shares"]
 
 Int64 = NDArray[np.int64]
 
@@ -33,6 +33,9 @@ _BURDEN = 4
 _EXCHANGES = 64
 _NEIGHBOURS = 128
 """Pieces on either side that are tried in place of one."""
+_FAR_OFF = (5, 16)
+"""How far a source may be ahead or behind after a step, in steps."""
+_ANY_COST = 1 << 60
 
 
 class SourceParts(NamedTuple):
@@ -61,7 +64,7 @@ def burden_skeletons(stock: Stock, skeletons: Skeletons, rules: Rules, parts: So
 
 @njit(cache=True, nogil=True)
 def keep_shares(stock: Stock, packs: StepPacks, rules: Rules, parts: SourceParts) -> None:
-    """Exchange pieces of sources that the step would put ahead for such of sources that are behind."""
+    """Exchange pieces of sources that the step would put ahead for such of nearly their cost from others."""
     longs = stock.longs
     ahead = _ahead(stock, packs.rooms.sum(), parts)
     enough = parts.tokens.sum() // (64 * (rules.window + 1))
@@ -74,7 +77,8 @@ def keep_shares(stock: Stock, packs: StepPacks, rules: Rules, parts: SourceParts
             piece = chosen[i]
             over = ahead[parts.sources[longs.pieces[piece]]]
             if over > ahead.min() and longs.ages[piece] < rules.window * TICKS // 2:
-                gain, other = _most_gain(stock, packs, parts, ahead, (piece, rules.plain // 16))
+                terms = (piece, rules.plain // 16, _NEIGHBOURS)
+                gain, other = _most_gain(stock, packs, parts, ahead, terms)
                 if gain > best:
                     best, at, new = gain, i, other
         if at < 0:
@@ -83,6 +87,52 @@ def keep_shares(stock: Stock, packs: StepPacks, rules: Rules, parts: SourceParts
         exchange(longs, packs, longs.places[old], (old, new))
         ahead[parts.sources[longs.pieces[old]]] -= parts.tokens[longs.pieces[old]]
         ahead[parts.sources[longs.pieces[new]]] += parts.tokens[longs.pieces[new]]
+
+
+@njit(cache=True, nogil=True)
+def force_shares(stock: Stock, packs: StepPacks, rules: Rules, parts: SourceParts) -> None:
+    """Where a source would still be far ahead or behind, exchange pieces whatever they cost.
+
+    Any thousand steps then have the shares of the mixture to within 0.1 point, a whole step: what is drawn
+    has them, and the pool before and after those steps is off by a third of a step each.
+    """
+    longs = stock.longs
+    limit = parts.tokens.sum() // (rules.window + 1) * _FAR_OFF[0] // _FAR_OFF[1]
+    for _ in range(_EXCHANGES):
+        ahead = _ahead(stock, packs.rooms.sum(), parts)
+        if np.abs(ahead).max() <= limit:
+            break
+        old, new = _best_change(stock, packs, rules, parts, ahead)
+        if old < 0 and new < 0:
+            break
+        pack = longs.places[old] if old >= 0 else int(np.argmax(packs.rooms))
+        exchange(longs, packs, pack, (old, new))
+
+
+@njit(cache=True, nogil=True)
+def _best_change(
+    stock: Stock, packs: StepPacks, rules: Rules, parts: SourceParts, ahead: Int64
+) -> tuple[int, int]:
+    """Return the piece to take out of the step and the one to put in that even shares out most; -1 for none.
+
+    Short pieces fill the place of one that only goes, and leave the emptiest pack to one that only comes.
+    """
+    longs = stock.longs
+    best, change, most_room = 0, (-1, -1), packs.rooms.max()
+    for piece in range(len(longs.places)):
+        off, tokens = ahead[parts.sources[longs.pieces[piece]]], parts.tokens[longs.pieces[piece]]
+        if longs.places[piece] >= 0 and longs.ages[piece] < (rules.window - 1) * TICKS:
+            gain, other = _most_gain(stock, packs, parts, ahead, (piece, _ANY_COST, len(longs.places)))
+            if gain > best:
+                best, change = gain, (piece, other)
+            gain = (2 * off - tokens) * tokens
+            if not rules.final and gain > best:
+                best, change = gain, (piece, -1)
+        elif longs.places[piece] == IN_POOL and longs.sizes[piece] <= most_room:
+            gain = (-2 * off - tokens) * tokens
+            if gain > best:
+                best, change = gain, (-1, piece)
+    return change
 
 
 @njit(cache=True, nogil=True)
@@ -114,16 +164,16 @@ def _ahead(stock: Stock, room: int, parts: SourceParts) -> Int64:
 
 @njit(cache=True, nogil=True)
 def _most_gain(
-    stock: Stock, packs: StepPacks, parts: SourceParts, ahead: Int64, terms: tuple[int, int]
+    stock: Stock, packs: StepPacks, parts: SourceParts, ahead: Int64, terms: tuple[int, int, int]
 ) -> tuple[int, int]:
     """Return by how much the best exchange of a piece evens shares out, and the piece to take for it."""
-    piece, limit = terms
+    piece, limit, reach = terms
     longs = stock.longs
     over, tokens = parts.sources[longs.pieces[piece]], parts.tokens[longs.pieces[piece]]
     best, found = 0, -1
     for step in (1, -1):
         other = piece + step
-        for _ in range(_NEIGHBOURS):
+        for _ in range(reach):
             if not 0 <= other < len(longs.places) or abs(longs.extras[other] - longs.extras[piece]) > limit:
                 break
             under = parts.sources[longs.pieces[other]]

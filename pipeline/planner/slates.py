@@ -25,7 +25,7 @@ from ringfeed.pipeline.planner.packing import Packing, Pool, Shape, cut_slates, 
 from ringfeed.pipeline.planner.slate_age import take_old
 from ringfeed.pipeline.planner.slate_choice import choose_packs, make_skeletons
 from ringfeed.pipeline.planner.slate_fill import due_units, fill_packs, fill_the_empty
-from ringfeed.pipeline.planner.slate_shares import SourceParts, burden_skeletons, keep_shares
+from ringfeed.pipeline.planner.slate_shares import SourceParts, burden_skeletons, force_shares, keep_shares
 from ringfeed.pipeline.planner.slate_stock import (
     IN_POOL,
     TICKS,
@@ -113,6 +113,8 @@ def _pack_step(stock: Stock, rules: Rules, parts: SourceParts | None, *, first_p
     if parts is not None:
         keep_shares(stock, packs, rules, parts)
     level_slates(longs, packs, rules, supply)
+    if parts is not None:
+        force_shares(stock, packs, rules, parts)
     move_to_packs(stock, packs)
     fill_packs(stock, packs, rules, supply)
     fill_the_empty(stock, packs, rules)

@@ -96,7 +96,7 @@ def plans(draw):
         packs_per_step=draw(st.integers(1, 2)),
         window=draw(st.integers(1, 3)),
         pad_multiple=draw(st.sampled_from([1, 4])),
-        balance=draw(st.sampled_from(["best_fit", "in_order", "concat"])),
+        balance=draw(st.sampled_from(["work", "work", "best_fit", "in_order", "concat"])),
         overflow=draw(st.sampled_from(["split", "truncate", "drop"])),
         seed=draw(st.one_of(st.none(), st.integers(0, 5))),
         epochs=draw(st.integers(1, 2)),
@@ -265,18 +265,28 @@ def test_a_curriculum_holds_but_for_what_is_counted_as_early(asked):
         assert beyond == early
 
 
-def test_shares_hold_over_any_thousand_steps_of_a_plan():
+def web_code_books():
     rng = np.random.default_rng(0)
-    table = SourcesTable(
-        [
-            np.clip(rng.lognormal(np.log(median), 1.2, count), 1, 8192)
-            for median, count in ((600, 60_000), (300, 30_000), (4000, 3_000))
-        ]
-    )
-    weights, steps = (0.6, 0.3, 0.1), 1800
+    medians = ((600, 60_000), (300, 30_000), (4000, 3_000))
+    lengths = [np.clip(rng.lognormal(np.log(median), 1.2, count), 1, 8192) for median, count in medians]
+    return lengths, (0.6, 0.3, 0.1), 8192
+
+
+def whole_packs_and_crumbs():
+    """One source of which each document is nearly a pack, one of halves, one of tiny ones."""
+    rng = np.random.default_rng(0)
+    lengths = [rng.integers(low, high, 20_000) for low, high in ((3900, 4097), (2049, 4097), (1, 400))]
+    return lengths, (0.3, 0.3, 0.4), 4096
+
+
+@pytest.mark.parametrize("schedule", ["spread", "homogeneous"])
+@pytest.mark.parametrize("corpora", [web_code_books, whole_packs_and_crumbs])
+def test_shares_hold_over_any_thousand_steps_of_a_plan(corpora, schedule):
+    (lengths, weights, pack_tokens), steps = corpora(), 1400
+    table = SourcesTable(lengths)
     options = PlanOptions(
-        output=Path("plan"), lengths=Path("x.npy"), pack_tokens=8192, packs_per_step=8, pad_multiple=16,
-        seed=1, steps=steps, mixture=Mixture(
+        output=Path("plan"), lengths=Path("x.npy"), pack_tokens=pack_tokens, packs_per_step=8, slate_size=4,
+        window=8, pad_multiple=16, seed=1, steps=steps, schedule=schedule, mixture=Mixture(
             sources=tuple(
                 MixtureSource(name=source.name, weight=weight, exhausted=Exhausted.REPEAT)
                 for source, weight in zip(table.sources, weights, strict=True)

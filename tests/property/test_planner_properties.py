@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ringfeed.pipeline.planner.documents import LengthsTable
@@ -188,6 +188,17 @@ def documents(window):
 
 
 @settings(max_examples=150)
+@example(
+    lengths=[7] * 10,
+    recipe={
+        "packs_per_step": 4,
+        "slate_size": 2,
+        "balance": "work",
+        "window": 1,
+        "long_tokens": 13,
+        "pad_multiple": 1,
+    },
+)
 @given(lengths=st.one_of(two_kinds, lengths_lists), recipe=slate_recipes)
 def test_no_slate_has_more_packs_than_ranks_and_full_steps_have_all_of_them(lengths, recipe):
     size, num_packs = recipe["slate_size"], recipe["packs_per_step"]

@@ -61,6 +61,14 @@ def test_no_document_stands_further_than_the_window_from_its_arrival(plan_work, 
     assert report.displacement_max <= window
 
 
+@pytest.mark.parametrize(("packs_per_step", "slate_size", "window"), [(4, 1, 1), (4, 1, 2), (8, 4, 4)])
+def test_nor_does_one_where_steps_are_of_like_cost(plan_work, packs_per_step, slate_size, window):
+    sizes = {"packs_per_step": packs_per_step, "slate_size": slate_size, "window": window}
+    report = plan_work(long_heavy(), schedule="homogeneous", **sizes).report
+
+    assert report.displacement_max <= window
+
+
 def test_short_documents_stay_near_their_arrival(plan_work):
     report = plan_work(web()).report
 
