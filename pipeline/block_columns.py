@@ -45,18 +45,20 @@ def narrow_block(block: EncodedBlock, request: BlockRequest, facts: FeedFacts) -
     """Return ``block`` with the columns of ``request`` alone.
 
     Args:
-        block: the answer to ``request`` with all columns.
+        block: the answer to ``request`` with all columns, or with some more than asked for.
         request: what is wanted of it; at least ``pieces``.
         facts: of the service.
     """
     if request.columns == BLOCK_COLUMNS:
         return block
     header = BlockHeader.from_bytes(block.header)
+    if request.columns == header.request.columns:
+        return block
     schema = block_schema(facts, request.columns)
     columns = []
     digests: dict[str, str] = {}
     for name in schema.names:
-        if name == _DIGEST_COLUMN:
+        if name == _DIGEST_COLUMN and name not in block.rows.schema.names:
             column = pa.array(_chunk_digests(block, header, facts), pa.uint64())
             digests |= column_digests(pa.RecordBatch.from_arrays([column], names=[name]))
         else:

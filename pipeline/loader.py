@@ -75,6 +75,7 @@ class Loader:
         prefetch_bytes: int = DEFAULT_PREFETCH_BYTES,
         token_dtype: torch.dtype = torch.int64,
         max_documents: int | None = None,
+        node_group: ProcessGroup | None = None,
         cp_group: ProcessGroup | None = None,
         token: str | None = None,
         tls: TlsFiles | str | Path | Mapping[str, str | Path] | None = None,
@@ -104,6 +105,10 @@ class Loader:
             token_dtype: int64, or int32 to keep ids, labels and positions as they are stored.
             max_documents: N of every chunk of ``steps()``, tail slots included; None takes the plan's
                 largest.
+            node_group: process group (or one-dimensional ``DeviceMesh``) of the tp / pp ranks of this rank's
+                dp_rank and cp_rank on this node: its first rank fetches from a service, the others map
+                the same files under ``/dev/shm``. All of them open alike; ``columns`` may differ. A folder
+                is read by each: its pages are shared already.
             cp_group: process group (or one-dimensional ``DeviceMesh``) of the ranks of this dp rank: they
                 compare step digests at the first batch of an iteration and every 64 steps. All of them
                 iterate alike.
@@ -140,6 +145,7 @@ class Loader:
             token=token,
             tls=None if tls is None else TlsFiles.of(tls),
             metrics=metrics or NoMetrics(),
+            node_group=node_group,
         )
         self._check = None if cp_group is None else DigestCheck(cp_group)
         self._metrics = options.metrics

@@ -60,6 +60,8 @@ class SourceOptions:
     token: str | None
     tls: TlsFiles | None
     metrics: LoaderMetrics = field(default_factory=NoMetrics)
+    node_group: Any = None
+    """Process group or one-dimensional ``DeviceMesh`` of the ranks that share one fetch."""
 
 
 def open_source(source: str | Path | BlockFetcher, options: SourceOptions) -> RankSource:
@@ -70,18 +72,55 @@ def open_source(source: str | Path | BlockFetcher, options: SourceOptions) -> Ra
         ConnectionError: if nobody answers at a URL, or refuses token or certificate.
         CorruptDataError: if it is damaged.
     """
+    if options.node_group is not None:
+        return _open_together(source, options)
+    if isinstance(source, str | Path) and scheme_of(str(source)) is None:
+        return _open_folder(Path(source), options)
+    return _open_feed(_fetcher(source, options, _block_columns(options)), options)
+
+
+def _fetcher(
+    source: str | Path | BlockFetcher, options: SourceOptions, columns: tuple[str, ...]
+) -> BlockFetcher:
     if not isinstance(source, str | Path):
-        return _open_feed(source, options)
-    if scheme_of(str(source)) is not None:
-        question = FeedQuestion(
-            place=options.place, columns=_block_columns(options), token=options.token, tls=options.tls
+        return source
+    question = FeedQuestion(place=options.place, columns=columns, token=options.token, tls=options.tls)
+    return open_fetcher(str(source), question)
+
+
+def _open_together(source: str | Path | BlockFetcher, options: SourceOptions) -> RankSource:
+    """Open a source as one of a node group."""
+    # It needs torch, which is not loaded for those who have no group.
+    from ringfeed.pipeline.node_group import MemberQuestion, NodeGroup
+
+    alone = replace(options, node_group=None)
+    given = None if isinstance(source, str | Path) else source
+    is_used = False
+    try:
+        group = NodeGroup(options.node_group)
+        own = MemberQuestion(
+            place=options.place,
+            columns=_block_columns(options),
+            source=repr(str(source)) if given is None else f"a {type(given).__name__}",
+            is_folder=given is None and scheme_of(str(source)) is None,
+            window_bytes=options.window_bytes,
         )
-        return _open_feed(open_fetcher(str(source), question), options)
+        asked = group.agree(own)
+        if own.is_folder or group.size == 1:
+            is_used = True
+            return open_source(source, alone)
+        is_used = group.member == 0
+        return _open_feed(group.open(asked, lambda columns: _fetcher(source, alone, columns)), alone)
+    finally:
+        if given is not None and not is_used:
+            given.close()
+
+
+def _open_folder(folder: Path, options: SourceOptions) -> RankSource:
     if options.token is not None or options.tls is not None:
         raise ValueError(
-            f"token= and tls= are for the URL of a service, {str(source)!r} is a path; leave them out"
+            f"token= and tls= are for the URL of a service, {str(folder)!r} is a path; leave them out"
         )
-    folder = Path(source)
     if _is_shards(folder):
         return _open_shards(folder, options)
     # Also for folders that are neither: reading them as a plan says what is wrong with them.

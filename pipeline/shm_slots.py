@@ -108,6 +108,12 @@ class SlotPool:
             if slot is not None:
                 self._free[name] = slot
 
+    def drop(self, name: str) -> None:
+        """Remove a file that a rank may still map, for good or until it ends: it is not written again."""
+        with self._folder.lock:
+            if self._used.pop(name, None) is not None:
+                self._folder.remove(name)
+
     def close(self) -> None:
         """Remove all files; ranks keep what they have mapped."""
         with self._folder.lock:

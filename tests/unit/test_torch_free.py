@@ -14,6 +14,7 @@ BRING_TORCH = {
     "ringfeed.pipeline.digest_check",
     "ringfeed.pipeline.loader",
     "ringfeed.pipeline.loader_node",
+    "ringfeed.pipeline.node_group",
     "ringfeed.pipeline.step_batch",
     "ringfeed.sharding.automodel",
     "ringfeed.sharding.automodel_batches",
