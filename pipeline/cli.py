@@ -93,6 +93,13 @@ def ingest(
     labels_column: Annotated[
         str | None, typer.Option(metavar="C", help="or: column of labels, not shifted, -100 left out")
     ] = None,
+    lengths_column: Annotated[
+        str | None,
+        typer.Option(metavar="C", help="rows packed before: column of sequence lengths; labels are shifted"),
+    ] = None,
+    padded_lengths_column: Annotated[
+        str | None, typer.Option(metavar="C", help="beside it, the tokens that each sequence occupies")
+    ] = None,
     pad_id: Annotated[int | None, number("pad token of a tokens column  [default: 0]")] = None,
     name: Annotated[
         str | None, typer.Option(metavar="N", help="name of the corpus  [default: its folder's]")

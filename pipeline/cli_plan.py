@@ -83,7 +83,7 @@ def plan(
         Path | None, typer.Option(metavar="FILE.npy", help="plan these lengths, without a corpus")
     ] = None,
     balance: Annotated[
-        str | None, typer.Option(metavar="work|best_fit|in_order|concat", help="[default: work]")
+        str | None, typer.Option(metavar="work|best_fit|in_order|concat|given", help="[default: work]")
     ] = None,
     window: Annotated[int | None, number("steps of look-ahead  [default: 16]", metavar="W")] = None,
     slate_size: Annotated[int | None, number("the dp meant  [default: packs-per-step]")] = None,

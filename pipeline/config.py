@@ -54,6 +54,8 @@ class IngestConfig(CommandConfig):
     tokens_column: Text | None = Field(None, description="the column that holds lists of token ids")
     mask_column: Text | None = Field(None, description="the column with a flag per token: is it trained on?")
     labels_column: Text | None = Field(None, description="or: a label per token, -100 or the token itself")
+    lengths_column: Text | None = Field(None, description="the sequence lengths of rows packed before")
+    padded_lengths_column: Text | None = Field(None, description="beside it, what each one occupies")
     pad_id: Natural | None = Field(None, description="the pad token of a tokens column, 0 if not given")
     name: Text | None = Field(None, description="the corpus's name, by default its folder's")
     encoding_errors: EncodingErrors = Field(

@@ -14,7 +14,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from ringfeed.pipeline.documents_table import MASK_COLUMNS, map_documents
+from ringfeed.pipeline.documents_table import MASK_COLUMNS, map_documents, row_starts
 from ringfeed.pipeline.environment import max_mapped_files
 from ringfeed.pipeline.manifest import (
     CorruptDataError,
@@ -115,6 +115,10 @@ class Corpus:
         """int64 [num_documents], tokens of each document; read-only, mapped."""
         return self._columns["length"].view(np.int64)
 
+    def row_starts(self) -> NDArray[np.int64]:
+        """Return the first document of each input row, and ``num_documents``: int64 [R + 1]."""
+        return row_starts(self._columns)
+
     @property
     def supervised(self) -> NDArray[np.int64]:
         """int64 [num_documents], supervised tokens of each whole document; read-only, mapped."""
@@ -208,6 +212,12 @@ class Corpus:
         # The rows are right, so that the runs are there; a document without one has none to check.
         some = count > 0
         self._run_pages.check(rows_of_documents(first[some], count[some]))
+
+    def check_pages(self) -> None:
+        """Compare all rows of the tables with the digests of their pages; errors as ``check_rows``."""
+        self._pages.check_all()
+        if self.mask_runs is not None:
+            self._run_pages.check_all()
 
     def check_document(self, index: int) -> None:
         """Hash the tokens of a document and compare.

@@ -105,6 +105,11 @@ class CorpusSet:
         """Return the tokens of each document: int [D] -> int64 [D]."""
         return self._gather(ids, "length").astype(np.int64, copy=False)
 
+    def row_starts(self) -> NDArray[np.int64]:
+        """Return the first document of each input row, and ``num_documents``: int64 [R + 1]."""
+        parts = [c.row_starts()[:-1] + first for c, first in zip(self.corpora, self.bounds, strict=False)]
+        return np.concatenate([*parts, self.bounds[-1:]])
+
     def supervised(self, ids: NDArray[np.integer]) -> NDArray[np.int64]:
         """Return the supervised tokens of each whole document: int [D] -> int64 [D]."""
         return self._gather(ids, "supervised").astype(np.int64, copy=False)

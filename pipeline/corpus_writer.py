@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import xxhash
 from numpy.typing import NDArray
 
 from ringfeed.pipeline.corpus import (
@@ -23,7 +24,7 @@ from ringfeed.pipeline.corpus import (
     Corpus,
 )
 from ringfeed.pipeline.document_writer import TOKEN_FILE_BYTES, DocumentWriter
-from ringfeed.pipeline.documents_table import COLUMNS, MASK_COLUMNS, content_digest
+from ringfeed.pipeline.documents_table import COLUMNS, MASK_COLUMNS, content_digest, row_starts
 from ringfeed.pipeline.manifest import FORMAT_VERSION, FileEntry, Manifest, file_entry, fingerprint
 from ringfeed.pipeline.mask_runs import RUN_COLUMNS, MaskRuns, runs_from_flags
 from ringfeed.pipeline.paged_table import Columns, ColumnTypes, write_pages, write_table
@@ -82,6 +83,10 @@ def publish_corpus(
         **counts,
         **shaped_by,
     }
+    starts = row_starts(columns)
+    if len(starts) <= writer.state.num_documents:
+        # Which documents were packed together; plans may keep them so.
+        made_from["rows"] = xxhash.xxh3_128_hexdigest(starts.data)
     num_inputs = _count_rows(staged.path / INPUTS_FILE)
     files = (
         *tables,

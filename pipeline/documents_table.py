@@ -8,10 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
 from ringfeed.pipeline.paged_table import Columns, ColumnTypes, map_table
 
-__all__ = ["COLUMNS", "MASK_COLUMNS", "content_digest", "map_documents"]
+__all__ = ["COLUMNS", "MASK_COLUMNS", "content_digest", "map_documents", "row_starts"]
 
 COLUMNS: ColumnTypes = {
     "length": np.dtype(np.int64),
@@ -41,6 +42,21 @@ def map_documents(path: Path) -> Columns:
         CorruptDataError: if the file is not there, or no such table any more.
     """
     return map_table(path, COLUMNS, optional=MASK_COLUMNS)
+
+
+def row_starts(columns: Columns) -> NDArray[np.int64]:
+    """Return the first document of each input row, and the number of documents: int64 [R + 1].
+
+    A row that was packed before has several documents, one after another; any other has one.
+    """
+    file, row = columns["file"].view(np.int32), columns["row"].view(np.int64)
+    firsts = [np.zeros(min(len(file), 1), dtype=np.int64)]
+    for start in range(1, len(file), _HASH_ROWS):
+        now, before = slice(start, start + _HASH_ROWS), slice(start - 1, start - 1 + _HASH_ROWS)
+        count = len(file[now])
+        is_first = (file[now] != file[before][:count]) | (row[now] != row[before][:count])
+        firsts.append(start + np.flatnonzero(is_first))
+    return np.concatenate([*firsts, [len(file)]])
 
 
 def content_digest(columns: Columns, *, runs: Columns | None) -> str:

@@ -7,6 +7,7 @@ Out:  ``Finding``s, one per fault, each naming a file
 from __future__ import annotations
 
 import json
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -21,17 +22,20 @@ from ringfeed.pipeline.manifest import (
     partial_folder,
     read_manifest,
 )
+from ringfeed.pipeline.token_files import DAMAGE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
     from ringfeed.pipeline.executor import Executor
     from ringfeed.pipeline.progress import Progress
 
-__all__ = ["Finding", "VerifyReport", "check_all_files", "folder_format", "open_manifest", "shorten"]
+__all__ = ["Finding", "VerifyReport", "check_all_files", "folder_format", "named", "open_manifest", "shorten"]
 
 _SHOWN = 10
+_NONSENSE = (*DAMAGE, IndexError, ArithmeticError, MemoryError)
+"""What reading may raise, and using what was read, where the bytes say what nobody wrote."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,6 +113,19 @@ def shorten(findings: list[Finding], *, what: str) -> list[Finding]:
         return findings
     rest = len(findings) - _SHOWN
     return [*findings[:_SHOWN], Finding(file=findings[_SHOWN].file, problem=f"and {rest} more {what}")]
+
+
+@contextmanager
+def named(file: Path, findings: list[Finding]) -> Iterator[None]:
+    """Add a finding for what the bytes of ``file`` raise: their hash is right, since it was made of them."""
+    try:
+        yield
+    except CorruptDataError as error:
+        findings.append(Finding(file=str(file), problem=str(error)))
+    except _NONSENSE as error:
+        findings.append(
+            Finding(file=str(file), problem=f"{file} cannot be read: {error or type(error).__name__}")
+        )
 
 
 def _file_problem(folder: Path, entry: FileEntry) -> str | None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from ringfeed.pipeline.document_writer import TOKEN_FILE_BYTES
 from ringfeed.pipeline.sources.encoding import EncodingErrors
 from ringfeed.pipeline.sources.masks import MaskChoice, MaskKind
+from ringfeed.pipeline.sources.packed_rows import PackedColumns
 from ringfeed.pipeline.sources.rows import ColumnChoice
 
 __all__ = ["IngestOptions", "IngestReport"]
@@ -42,6 +43,11 @@ class IngestOptions:
     """Field with a flag per token of ``tokens_column``: 1 or true where it is trained on, else 0 or false."""
     labels_column: str | None = None
     """In its place, a field with a label per token: the token itself, or -100 where it is not trained on."""
+    lengths_column: str | None = None
+    """Of rows that were packed before: a field with the lengths of the sequences in ``tokens_column``. Each
+    is a document then, and ``labels_column`` holds shifted labels."""
+    padded_lengths_column: str | None = None
+    """Beside it, a field with the tokens that each occupies; without it sequences lie end to end."""
     pad_id: int | None = None
     """Pad token of a tokens column, 0 by default."""
     name: str | None = None
@@ -63,6 +69,7 @@ class IngestOptions:
                 "each other; give the one that the data has"
             )
         self._check_masks()
+        self._check_packing()
         if self.pad_id is not None and self.tokens_column is None:
             raise ValueError(f"pad_id={self.pad_id} goes with tokens_column; tokenizers have their own")
         if self.pad_id is not None and not 0 <= self.pad_id <= _MAX_TOKEN:
@@ -89,9 +96,13 @@ class IngestOptions:
         mask = None
         if self.mask_column is not None:
             mask = MaskChoice(name=self.mask_column, kind=MaskKind.FLAGS)
+        packing = None
+        if self.lengths_column is not None:
+            packing = PackedColumns(lengths=self.lengths_column, slots=self.padded_lengths_column)
         if self.labels_column is not None:
-            mask = MaskChoice(name=self.labels_column, kind=MaskKind.LABELS)
-        return ColumnChoice(name=self.tokens_column, is_tokens=True, mask=mask)
+            kind = MaskKind.LABELS if packing is None else MaskKind.SHIFTED
+            mask = MaskChoice(name=self.labels_column, kind=kind)
+        return ColumnChoice(name=self.tokens_column, is_tokens=True, mask=mask, packing=packing)
 
     def _check_masks(self) -> None:
         given = [(n, v) for n in ("mask_column", "labels_column") if (v := getattr(self, n)) is not None]
@@ -107,6 +118,23 @@ class IngestOptions:
                 )
             if value == self.tokens_column:
                 raise ValueError(f"{name}={value!r} is the tokens_column, too; name the column of the mask")
+
+    def _check_packing(self) -> None:
+        if self.padded_lengths_column is not None and self.lengths_column is None:
+            raise ValueError(
+                f"padded_lengths_column={self.padded_lengths_column!r} goes with lengths_column: name the "
+                "column of real lengths, too"
+            )
+        if self.lengths_column is None:
+            return
+        if self.tokens_column is None:
+            raise ValueError(
+                f"lengths_column={self.lengths_column!r} goes with tokens_column: it tells the sequences of "
+                "packed token rows"
+            )
+        names = self.column.names
+        if len(set(names)) < len(names):
+            raise ValueError(f"columns {names}: tokens, labels and lengths are columns of their own")
 
     @property
     def corpus_name(self) -> str:

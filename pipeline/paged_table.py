@@ -116,6 +116,10 @@ class CheckedPages:
         # A byte for 4,096 rows: this is all that grows with the table.
         self._checked = np.zeros(-(-_num_rows(columns) // PAGE_ROWS), dtype=np.bool_)
 
+    def check_all(self) -> None:
+        """Compare every page with its digest; errors as ``check``."""
+        self.check(np.arange(len(self._checked)) * PAGE_ROWS)
+
     def check(self, rows: NDArray[np.integer]) -> None:
         """Compare the pages that ``rows`` (int [D], which exist) are in with their digests.
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from ringfeed.pipeline.manifest import CorruptDataError, FileEntry, check_size
 from ringfeed.pipeline.step_packs import SCHEMA, PackRows
+from ringfeed.pipeline.token_files import DAMAGE
 from ringfeed.sharding.padding import slot_lengths
 
 __all__ = [
@@ -189,11 +190,16 @@ def read_block(folder: Path, entry: FileEntry) -> Block:
             f"{path} has xxh3_64 {found}, the plan's manifest says {entry.xxh3_64}: a byte of it changed; "
             f"restore it from a copy or make {folder} again"
         )
-    with pa.ipc.open_file(pa.BufferReader(content), options=_ONE_THREAD) as reader:
-        table = reader.read_all()
-    facts = BlockFacts.decode(table.schema.metadata[_FACTS_KEY])
-    table = table.replace_schema_metadata(None)
-    return Block(facts, PackRows.from_table(table), table)
+    try:
+        with pa.ipc.open_file(pa.BufferReader(content), options=_ONE_THREAD) as reader:
+            table = reader.read_all()
+        # Checks buffer sizes: lists that point past their values would be read.
+        table.validate()
+        facts = BlockFacts.decode(table.schema.metadata[_FACTS_KEY])
+        table = table.replace_schema_metadata(None)
+        return Block(facts, PackRows.from_table(table), table)
+    except DAMAGE as error:
+        raise CorruptDataError(f"{path} cannot be read: {error}; make {folder} again") from None
 
 
 def read_block_facts(path: Path) -> BlockFacts:

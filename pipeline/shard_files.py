@@ -78,10 +78,17 @@ class FileIndex:
         _write_table(path, pa.RecordBatch.from_arrays(columns, schema=_INDEX_SCHEMA))
 
     @classmethod
-    def read(cls, data: bytes) -> FileIndex:
-        """Return the index in the bytes of its file, which the caller has checked."""
+    def read(cls, data: bytes, *, of_bytes: int) -> FileIndex:
+        """Return the index in the bytes of its file, which the caller has checked.
+
+        Raises:
+            ValueError: if its ranges do not make up a view file of ``of_bytes``.
+        """
         batch = _read_table(data)
         offsets, sizes, digests = (batch.column(name).to_numpy() for name in _INDEX_SCHEMA.names)
+        ends = np.cumsum(sizes)
+        if len(sizes) < 2 or (sizes < 0).any() or ends[-1] != of_bytes or (offsets != ends - sizes).any():
+            raise ValueError(f"its ranges do not make up a file of {of_bytes} bytes")
         return cls(offsets=offsets, sizes=sizes, digests=digests)
 
 
@@ -213,4 +220,6 @@ def _write_table(path: Path, batch: pa.RecordBatch) -> None:
 
 
 def _read_table(data: bytes) -> pa.RecordBatch:
-    return pa.ipc.open_file(pa.BufferReader(data)).get_batch(0)
+    batch = pa.ipc.open_file(pa.BufferReader(data)).get_batch(0)
+    batch.validate(full=True)
+    return batch

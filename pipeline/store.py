@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,11 +32,12 @@ from ringfeed.pipeline.manifest import (
 from ringfeed.pipeline.opening import ViewSpec
 from ringfeed.pipeline.shard_files import FileIndex, FolderFacts, index_name, packs_name, view_file_name
 from ringfeed.pipeline.step_packs import Pieces
+from ringfeed.pipeline.token_files import DAMAGE
 from ringfeed.pipeline.view_source import PackView, StepFacts
 from ringfeed.pipeline.views import padding_view
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     import numpy.typing as npt
 
@@ -177,7 +179,8 @@ class FileStore(LocalSource):
     def _table(self, folder: int) -> FolderFacts:
         table = self._tables.get(folder)
         if table is None:
-            table = FolderFacts.read(self._read_checked(packs_name(folder)))
+            with self._decoding(packs_name(folder)) as data:
+                table = FolderFacts.read(data)
             self._tables[folder] = table
             if len(self._tables) > _FOLDERS_KEPT:
                 self._tables.popitem(last=False)
@@ -187,9 +190,10 @@ class FileStore(LocalSource):
         key = (folder, cp_rank)
         opened = self._files.get(key)
         if opened is None:
-            index = FileIndex.read(self._read_checked(index_name(folder, cp_rank)))
             entry = self._entry(view_file_name(folder, cp_rank))
             check_size(self.path, entry)
+            with self._decoding(index_name(folder, cp_rank)) as data:
+                index = FileIndex.read(data, of_bytes=entry.bytes)
             opened = _OpenFile(self.path / entry.path, index)
             self._files[key] = opened
             # A reader of all ranks (verify) needs one file per rank, a trainer one in all.
@@ -198,6 +202,15 @@ class FileStore(LocalSource):
             for place, what in ((0, "the header"), (index.num_packs + 1, "the footer")):
                 self._read_entry(opened, place, what=what)
         return opened
+
+    @contextmanager
+    def _decoding(self, name: str) -> Iterator[bytes]:
+        """Give the checked bytes of a small file; what decoding them raises names it."""
+        data = self._read_checked(name)
+        try:
+            yield data
+        except DAMAGE as error:
+            raise CorruptDataError(f"{self.path / name} cannot be read: {error}; {self._way_out()}") from None
 
     def _read_checked(self, name: str) -> bytes:
         """Read a small file whole and check its hash against the manifest."""

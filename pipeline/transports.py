@@ -24,6 +24,7 @@ GROUP = "ringfeed.transports"
 OWN_TRANSPORTS = {
     "flight": "ringfeed.pipeline.flight_client:open_fetcher",
     "grpc+tls": "ringfeed.pipeline.flight_client:open_fetcher",
+    "ray-actor": "ringfeed.workers.object_store:open_fetcher",
 }
 """Scheme -> ``module:function`` of this package."""
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")

@@ -9,6 +9,7 @@ against what the folder was made from, exactly once (L3), tiling (L6) and equali
 
 from __future__ import annotations
 
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +17,14 @@ import numpy as np
 
 from ringfeed.pipeline.corpus import CORPUS_FORMAT, DOCUMENTS_FILE, Corpus
 from ringfeed.pipeline.executor import Executor, SerialExecutor
-from ringfeed.pipeline.findings import Finding, VerifyReport, check_all_files, folder_format, open_manifest
+from ringfeed.pipeline.findings import (
+    Finding,
+    VerifyReport,
+    check_all_files,
+    folder_format,
+    named,
+    open_manifest,
+)
 from ringfeed.pipeline.manifest import MANIFEST_NAME, CorruptDataError, Manifest
 from ringfeed.pipeline.plan import PLAN_FORMAT, Plan
 from ringfeed.pipeline.progress import Progress, SilentProgress
@@ -73,12 +81,15 @@ def _verify_corpus(
     del executor, progress
     if damaged:
         return [], {}, ["documents, since files are damaged"]
-    corpus = Corpus.open(path, check="sizes")
-    problems = _table_faults(corpus, manifest)
-    corpus.close()
-    file = str(path / DOCUMENTS_FILE)
-    findings = [Finding(file=file, problem=f"{file}: {problem}") for problem in problems]
-    return findings, {"documents": corpus.num_documents, "tokens": int(corpus.lengths.sum())}, []
+    findings: list[Finding] = []
+    counts: dict[str, int] = {}
+    file = path / DOCUMENTS_FILE
+    with named(file, findings), closing(Corpus.open(path, check="sizes")) as corpus:
+        counts = {"documents": corpus.num_documents, "tokens": int(corpus.lengths.sum())}
+        problems = _table_faults(corpus, manifest)
+        findings += [Finding(file=str(file), problem=f"{file}: {problem}") for problem in problems]
+        corpus.check_pages()
+    return findings, counts, []
 
 
 def _table_faults(corpus: Corpus, manifest: Manifest) -> list[str]:
@@ -112,11 +123,15 @@ def _verify_plan(
     documents, findings, unchecked = open_planned_documents(plan)
     if damaged:
         return findings, {}, [*unchecked, "steps, since files are damaged"]
-    findings += check_blocks(plan, progress=progress)
+    faults, num_unreadable = check_blocks(plan, progress=progress)
+    findings += faults
     counts = {"steps": plan.num_steps, "packs": plan.num_packs}
-    if documents is not None:
-        findings += check_coverage(plan, documents, progress=progress)
-        findings += check_supervised(plan, documents, progress=progress)
+    if num_unreadable:
+        unchecked = [*unchecked, f"documents, since {num_unreadable} blocks cannot be read"]
+    elif documents is not None:
+        with named(path, findings):
+            findings += check_coverage(plan, documents, progress=progress)
+            findings += check_supervised(plan, documents, progress=progress)
         counts["documents"] = documents.num_documents
     return findings, counts, unchecked
 

@@ -19,16 +19,19 @@ import pyarrow as pa
 
 from ringfeed.pipeline.coverage import Expected, coverage_faults
 from ringfeed.pipeline.findings import Finding, shorten
-from ringfeed.pipeline.manifest import describe_difference
+from ringfeed.pipeline.manifest import CorruptDataError, describe_difference
 from ringfeed.pipeline.mixture_recipe import MixtureRecipe
 from ringfeed.pipeline.plan_blocks import snapshot_name
 from ringfeed.pipeline.planner.drawn_blocks import LaneOrder
 from ringfeed.pipeline.planner.drawn_documents import DrawnDocuments
+from ringfeed.pipeline.planner.options import Balance
 from ringfeed.pipeline.planner.snapshots import read_snapshot
 from ringfeed.pipeline.step_packs import Pieces
+from ringfeed.pipeline.token_files import DAMAGE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     import numpy.typing as npt
 
@@ -41,6 +44,7 @@ __all__ = ["check_coverage"]
 _CELLS_AT_ONCE = 1 << 23
 """Pieces, or documents times epochs: about 1 GB with what sorting needs."""
 _LOSSES_PREFIX = "losses-"
+_LOSS_COLUMNS = ("document", "epoch", "tokens")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -64,7 +68,9 @@ def check_coverage(plan: Plan, documents: DocumentTable, *, progress: Progress) 
     losses = _read_losses(plan)
     findings = _loss_findings(plan, losses)
     recipe = plan.recipe
-    order = LaneOrder(documents, recipe.mixture or MixtureRecipe.concatenated(), seed=recipe.seed)
+    mixture = recipe.mixture or MixtureRecipe.concatenated()
+    row_starts = documents.row_starts() if recipe.balance == Balance.GIVEN else None
+    order = LaneOrder(documents, mixture, seed=recipe.seed, row_starts=row_starts)
     drawn = DrawnDocuments(order, read_snapshot(plan.path / snapshot_name(plan.num_blocks)))
     ranges = list(_ranges(plan, drawn))
     progress.begin("counting tokens", total=len(ranges) * plan.num_blocks, unit="blocks")
@@ -159,16 +165,25 @@ def _gather(plan: Plan, low: int, high: int, num_documents: int, progress: Progr
 
 def _read_losses(plan: Plan) -> _Losses:
     """Return the rows of all loss files."""
-    parts: dict[str, list[npt.NDArray[np.int64]]] = {"document": [], "epoch": [], "tokens": []}
+    parts: dict[str, list[npt.NDArray[np.int64]]] = {name: [] for name in _LOSS_COLUMNS}
     for entry in plan.manifest.files:
         if entry.path.startswith(_LOSSES_PREFIX):
-            with pa.OSFile(str(plan.path / entry.path), "rb") as source, pa.ipc.open_file(source) as reader:
-                table = reader.read_all()
+            table = _read_table(plan.path / entry.path)
             for name, columns in parts.items():
                 columns.append(table.column(name).to_numpy())
     empty = np.empty(0, dtype=np.int64)
     documents, epochs, tokens = (np.concatenate([empty, *columns]) for columns in parts.values())
     return _Losses(documents=documents, epochs=epochs, tokens=tokens)
+
+
+def _read_table(path: Path) -> pa.Table:
+    try:
+        with pa.OSFile(str(path), "rb") as source, pa.ipc.open_file(source) as reader:
+            table = reader.read_all()
+            table.validate()
+            return table.select(_LOSS_COLUMNS)
+    except DAMAGE as error:
+        raise CorruptDataError(f"{path} cannot be read: {error}") from None
 
 
 def _loss_findings(plan: Plan, losses: _Losses) -> list[Finding]:

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ringfeed.pipeline.chain import next_link
-from ringfeed.pipeline.findings import Finding, shorten
+from ringfeed.pipeline.findings import Finding, named, shorten
 from ringfeed.pipeline.manifest import CorruptDataError, describe_difference
-from ringfeed.pipeline.plan_blocks import block_name, pack_footprints
+from ringfeed.pipeline.plan_blocks import block_name, pack_footprints, snapshot_name
 from ringfeed.pipeline.planner.documents import CorpusTable, DocumentTable, LengthsTable
+from ringfeed.pipeline.planner.snapshots import read_snapshot
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -28,25 +29,40 @@ if TYPE_CHECKING:
 __all__ = ["check_blocks", "open_planned_documents"]
 
 
-def check_blocks(plan: Plan, *, progress: Progress) -> list[Finding]:
-    """Walk over all steps: their order, the hash chain, and packs within the budget."""
-    findings = []
-    chain, next_step = plan.recipe_fingerprint, 0
+def check_blocks(plan: Plan, *, progress: Progress) -> tuple[list[Finding], int]:
+    """Walk over all steps: their order, the hash chain, and packs within the budget.
+
+    Returns:
+        What is wrong, and how many blocks cannot be read at all.
+    """
+    findings: list[Finding] = []
+    unreadable: list[Finding] = []
+    # What the next block goes on from; None behind one that cannot be read.
+    border: tuple[int, str] | None = (0, plan.recipe_fingerprint)
     bounds = np.cumsum([0, *(source.num_documents for source in plan.recipe.sources)])
     progress.begin("checking steps", total=plan.num_steps, unit="steps")
-    for number, block in enumerate(plan.blocks()):
-        faults = _row_faults(plan, block) + _count_faults(block, bounds) + _chain_faults(plan, block)
-        if block.facts.first_step != next_step or block.facts.previous_chain != chain:
-            faults.append(f"does not go on where step {next_step - 1} ended")
-        file = str(plan.path / block_name(number))
-        findings += [Finding(file=file, problem=f"{file}: {fault}") for fault in faults]
-        next_step, chain = block.facts.first_step + block.facts.num_steps, block.facts.chains[-1]
-        progress.advance(block.facts.num_steps)
+    for number in range(plan.num_blocks):
+        path = plan.path / block_name(number)
+        before, border = border, None
+        with named(plan.path / snapshot_name(number + 1), findings):
+            written = read_snapshot(plan.path / snapshot_name(number + 1)).finished
+            if written != plan.manifest.files[number]:
+                problem = f"{path} is not what the planner wrote: the state after it tells of another hash"
+                findings.append(Finding(file=str(path), problem=problem))
+        with named(path, unreadable):
+            block = plan.block(number)
+            facts = block.facts
+            faults = _row_faults(plan, block) + _count_faults(block, bounds) + _chain_faults(plan, block)
+            if before not in (None, (facts.first_step, facts.previous_chain)):
+                faults.append(f"does not begin with step {before[0]}, where the block before it ended")
+            findings += [Finding(file=str(path), problem=f"{path}: {fault}") for fault in faults]
+            border = (facts.first_step + facts.num_steps, facts.chains[-1])
+            progress.advance(facts.num_steps)
     progress.end()
-    if next_step != plan.num_steps:
-        problem = f"the blocks end with step {next_step - 1}, the manifest says {plan.num_steps} steps"
+    if border is not None and border[0] != plan.num_steps:
+        problem = f"the blocks end with step {border[0] - 1}, the manifest says {plan.num_steps} steps"
         findings.append(Finding(file=str(plan.path), problem=problem))
-    return shorten(findings, what="steps or packs")
+    return [*shorten(unreadable, what="blocks"), *shorten(findings, what="steps or packs")], len(unreadable)
 
 
 def open_planned_documents(plan: Plan) -> tuple[DocumentTable | None, list[Finding], list[str]]:

@@ -8,14 +8,15 @@ A folder is checked without its neighbours, so that an executor may spread them.
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ringfeed.pipeline.corpus_set import CorpusSet
-from ringfeed.pipeline.findings import Finding, shorten
-from ringfeed.pipeline.manifest import CorruptDataError, Manifest, describe_difference
+from ringfeed.pipeline.findings import Finding, named, shorten
+from ringfeed.pipeline.manifest import Manifest, describe_difference
 from ringfeed.pipeline.plan import Plan
 from ringfeed.pipeline.shard_files import packs_name, view_file_name
 from ringfeed.pipeline.store import FileStore
@@ -94,16 +95,14 @@ def check_folder(check: FolderCheck, index: int) -> list[Finding]:
     steps_per_folder = int(check.manifest.facts["steps_per_folder"])
     first = index * steps_per_folder
     findings: list[Finding] = []
-    try:
+    with ExitStack() as stack:
+        stack.callback(store.close)
+        if corpora is not None:
+            stack.callback(corpora.close)
+        stack.enter_context(named(check.shards / packs_name(index), findings))
         for step in range(first, min(first + steps_per_folder, store.num_steps)):
             planned = None if plan is None else plan.step_packs(step)
             findings += _StepCheck(store, index, step, planned, corpora).run()
-    except CorruptDataError as error:
-        findings.append(Finding(file=str(check.shards / packs_name(index)), problem=str(error)))
-    finally:
-        store.close()
-        if corpora is not None:
-            corpora.close()
     return shorten(findings, what="packs")
 
 

@@ -3,7 +3,8 @@
 In:   ``RAY_ADDRESS`` (``environment.py``) and how many CPUs to use
 Out:  a ``RaySession`` for the length of a ``with`` block
 
-A session that finds Ray running in this process uses it and leaves it running.
+A session that finds Ray running in this process uses it and leaves it running. A trainer rank only joins:
+``join_ray`` starts nothing and stops nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ringfeed.workers.environment import choose_ray_auth, read_environment, work
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["RaySession", "ray_session", "starts_own_ray"]
+__all__ = ["RaySession", "join_ray", "ray_session", "starts_own_ray"]
 
 # Jobs here send paths and digests, not data: Ray's default of 30 % of memory is not needed.
 _OBJECT_STORE_BYTES = 128 << 20
@@ -66,6 +67,31 @@ def ray_session(
         yield RaySession(num_cpus=_cluster_cpus(), address=address or "local")
     finally:
         ray.shutdown()
+
+
+def join_ray() -> None:
+    """Connect this process to the Ray of ``RAY_ADDRESS``, or the one on this machine, unless it is connected.
+
+    It stays connected until it ends: others in the process may use Ray by then.
+
+    Raises:
+        ConnectionError: if there is none, or it does not let this process in.
+    """
+    address = read_environment().address or "auto"
+    import ray
+
+    if ray.is_initialized():
+        return
+    try:
+        _reach(address)
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except (ConnectionError, OSError, RuntimeError, ray.exceptions.RayError) as error:
+        where = "on this machine" if address == "auto" else f"at RAY_ADDRESS={address!r}"
+        raise ConnectionError(
+            f"no Ray can be joined {where}: {(str(error).splitlines() or [''])[0]}; a rank needs a raylet on "
+            "its own machine and, where Ray asks for a token, RAY_AUTH_MODE=token with RAY_AUTH_TOKEN or "
+            "RAY_AUTH_TOKEN_PATH as the service has them; or load over flight://, which needs no Ray"
+        ) from error
 
 
 def starts_own_ray() -> bool:

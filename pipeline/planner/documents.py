@@ -56,6 +56,13 @@ class DocumentTable(Protocol):
         """Return which source each document belongs to: int64 [D] -> int32 [D]."""
         ...
 
+    def row_starts(self) -> Ids:
+        """Return the first document of each row that was packed before, and all: int64 [R + 1].
+
+        A document that was not packed is a row of its own.
+        """
+        ...
+
     def supervised(self, pieces: Pieces, *, boundary: str) -> NDArray[np.int64]:
         """Return the supervised tokens of each piece, int64 [P]; only where masks are known."""
         ...
@@ -89,6 +96,9 @@ class CorpusTable:
 
     def source_of(self, ids: Ids) -> NDArray[np.int32]:
         return self._corpora.source_of(ids)
+
+    def row_starts(self) -> Ids:
+        return self._corpora.row_starts()
 
     def supervised(self, pieces: Pieces, *, boundary: str) -> NDArray[np.int64]:
         return piece_supervised(self._corpora, pieces, boundary=boundary)
@@ -145,6 +155,9 @@ class LengthsTable:
 
     def source_of(self, ids: Ids) -> NDArray[np.int32]:
         return np.zeros(len(ids), np.int32)
+
+    def row_starts(self) -> Ids:
+        return np.arange(len(self.array) + 1, dtype=np.int64)
 
     def supervised(self, pieces: Pieces, *, boundary: str) -> NDArray[np.int64]:
         """Refuse: lengths say nothing of labels."""

@@ -10,8 +10,9 @@ from ringfeed.pipeline.mixture_recipe import MixtureRecipe
 from ringfeed.pipeline.planner.block_feed import BlockFeed
 from ringfeed.pipeline.planner.documents import DocumentTable
 from ringfeed.pipeline.planner.drawn_blocks import BlockMaker, LaneOrder
+from ringfeed.pipeline.planner.given import check_rows_fit
 from ringfeed.pipeline.planner.mixture import resolve_mixture
-from ringfeed.pipeline.planner.options import PlanOptions
+from ringfeed.pipeline.planner.options import Balance, PlanOptions
 from ringfeed.pipeline.planner.piece_stream import DrawRule
 from ringfeed.pipeline.recipe import RecipeSegment
 
@@ -57,7 +58,15 @@ def rule_at(rules: Sequence[DrawRule], step: int) -> DrawRule:
 
 
 def open_feed(documents: DocumentTable, options: PlanOptions, rules: Sequence[DrawRule]) -> BlockFeed:
-    """Return the feed that the draw reads from; close it."""
+    """Return the feed that the draw reads from; close it.
+
+    Raises:
+        ValueError: if rows are to be kept as they are, and one does not fit into a pack.
+    """
     mixture = rules[0].mixture
-    order = LaneOrder(documents, mixture, seed=options.seed)
+    row_starts = None
+    if options.balance is Balance.GIVEN:
+        row_starts = documents.row_starts()
+        check_rows_fit(documents, options, row_starts)
+    order = LaneOrder(documents, mixture, seed=options.seed, row_starts=row_starts)
     return BlockFeed(BlockMaker(order, options, unit=mixture.unit), workers=options.workers)

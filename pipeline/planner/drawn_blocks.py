@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from ringfeed.pipeline.mixture_recipe import MixtureRecipe, MixtureUnit
 from ringfeed.pipeline.planner.documents import DocumentTable
 from ringfeed.pipeline.planner.draw import Draw
+from ringfeed.pipeline.planner.given import row_documents
 from ringfeed.pipeline.planner.options import PlanOptions
 from ringfeed.pipeline.planner.overflow import CutDocuments, CutRule, cut_documents
 from ringfeed.sharding.padding import slot_lengths
@@ -80,15 +81,29 @@ def source_spans(documents: DocumentTable, *, num_sources: int) -> tuple[SourceS
 class LaneOrder:
     """The order of the documents of each lane. Holds no block and no position."""
 
-    def __init__(self, documents: DocumentTable, mixture: MixtureRecipe, *, seed: int | None) -> None:
-        """Take what is drawn from, and how."""
+    def __init__(
+        self,
+        documents: DocumentTable,
+        mixture: MixtureRecipe,
+        *,
+        seed: int | None,
+        row_starts: Int64 | None = None,
+    ) -> None:
+        """Take what is drawn from, and how.
+
+        Args:
+            documents: what is drawn from.
+            mixture: its sources; one where rows are drawn.
+            seed: of the shuffle.
+            row_starts: int64 [R + 1], first document of each row that is drawn as one; None draws documents.
+        """
         self.documents = documents
         self.spans = source_spans(documents, num_sources=mixture.num_sources)
         self.edges = mixture.bucket_edges()
         """Rising lengths between buckets: lane i has documents longer than edge i - 1, up to edge i."""
-        self._draws = [
-            Draw(span.num_documents, seed=seed, source=number) for number, span in enumerate(self.spans)
-        ]
+        self._row_starts = row_starts
+        sizes = [span.num_documents for span in self.spans] if row_starts is None else [len(row_starts) - 1]
+        self._draws = [Draw(size, seed=seed, source=number) for number, size in enumerate(sizes)]
 
     @property
     def num_lanes(self) -> int:
@@ -101,7 +116,10 @@ class LaneOrder:
 
     def block(self, key: BlockKey) -> tuple[Int64, Int64]:
         """Return ids and lengths of the lane's documents in a block: int64 [D] each."""
-        ids = self._draws[key.source].block(key.epoch, key.block) + self.spans[key.source].first_document
+        drawn = self._draws[key.source].block(key.epoch, key.block)
+        ids = drawn + self.spans[key.source].first_document
+        if self._row_starts is not None:
+            ids = row_documents(drawn, self._row_starts)
         lengths = self.documents.lengths(ids)
         if not self.edges:
             return ids, lengths

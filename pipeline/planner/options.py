@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from ringfeed.pipeline.pack_lengths import LengthBuckets, PackLengths, PackShape
 from ringfeed.pipeline.planner.cost import DEFAULT_COST_MODEL, CostModel, check_costs
+from ringfeed.pipeline.planner.given import check_given
 from ringfeed.pipeline.planner.mixture import Mixture
 from ringfeed.pipeline.planner.variable_options import VariableWork, variable_work
 from ringfeed.pipeline.supervision import BOUNDARY_LABELS
@@ -35,6 +36,8 @@ class Balance(StrEnum):
     """Next fit: documents stay in drawing order, a pack ends where the next one does not fit."""
     CONCAT = "concat"
     """Concatenate and chop at pack borders: no padding at the end of packs, documents are cut."""
+    GIVEN = "given"
+    """Rows that were packed before stay as they are, a pack each; a document of no such row has its own."""
 
 
 class Schedule(StrEnum):
@@ -170,6 +173,7 @@ class PlanOptions:
         self._check_multiple()
         self.pack_lengths.check_budget("pack_tokens")
         self._check_slates()
+        check_given(self, is_given=self.balance is Balance.GIVEN)
         variable = variable_work(self, is_work=self.balance is Balance.WORK)
         object.__setattr__(self, "variable", variable)
         check_costs(self.cost_model, pack_tokens=self.pack_tokens, packs_per_step=self.packs_per_step)

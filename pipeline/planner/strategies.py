@@ -1,4 +1,4 @@
-"""How a pool of pieces becomes packs: balanced work, best fit, next fit, or concatenate and chop.
+"""How a pool of pieces becomes packs: balanced work, best fit, next fit, concatenate and chop, or as given.
 
 In:   a ``Pool`` of at least one window's slots (``packing.py``)
 Out:  a ``Packing`` of whole steps; the rest is carried to the next window
@@ -15,12 +15,15 @@ longest. So steps are near arrival order, and no step is made of long documents 
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
 from ringfeed.pipeline.planner.best_fit import best_fit_decreasing, descending_order
+from ringfeed.pipeline.planner.documents import DocumentTable
+from ringfeed.pipeline.planner.given import packs_of_rows
 from ringfeed.pipeline.planner.options import Balance
 from ringfeed.pipeline.planner.packing import Packing, Pool, Shape, group_by_pack
 from ringfeed.pipeline.planner.slates import pack_slates
@@ -35,8 +38,10 @@ Int64 = NDArray[np.int64]
 Strategy = Callable[[Pool, Shape], Packing]
 
 
-def strategy_for(balance: Balance) -> Strategy:
-    """Return the function behind ``balance``."""
+def strategy_for(balance: Balance, documents: DocumentTable) -> Strategy:
+    """Return the function behind ``balance``, for a plan of ``documents``."""
+    if balance is Balance.GIVEN:
+        return partial(pack_given, row_starts=documents.row_starts())
     return {
         Balance.WORK: pack_work,
         Balance.BEST_FIT: pack_best_fit,
@@ -108,6 +113,11 @@ def pack_concat(pool: Pool, shape: Shape) -> Packing:
         np.where(begins == 0, stream.arrival_steps[which], -1),
     )
     return _whole_steps(replace(pool, stream=chopped), packs, shape)
+
+
+def pack_given(pool: Pool, shape: Shape, *, row_starts: Int64) -> Packing:
+    """Make a pack of each row; rows stay in arrival order. They are drawn whole, and fit (``given.py``)."""
+    return _whole_steps(pool, packs_of_rows(pool.stream.pieces, row_starts), shape)
 
 
 @njit(cache=True, nogil=True)

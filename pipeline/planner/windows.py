@@ -105,7 +105,7 @@ def _windows(
     start: WindowStart,
     documents: DocumentTable,
 ) -> Generator[Window, None, None]:
-    packer, redraw = _packer(options), Redraw.wanted_for(documents, options)
+    packer, redraw = _packer(options, documents), Redraw.wanted_for(documents, options)
     stream = PieceStream(feed, cursor=start.cursor, drawn_slots=start.drawn_slots)
     while True:
         carried_slots = int(start.carried.slots.sum())
@@ -160,10 +160,10 @@ class _Packer:
     """Slots of a step, about."""
 
 
-def _packer(options: PlanOptions) -> _Packer:
+def _packer(options: PlanOptions, documents: DocumentTable) -> _Packer:
     shape = Shape.of(options)
     if options.variable is None:
-        strategy = strategy_for(options.balance)
+        strategy = strategy_for(options.balance, documents)
         return _Packer(
             pack=lambda pool: strategy(pool, shape),
             pool_slots=shape.pool_slots,

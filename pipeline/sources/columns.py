@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from ringfeed.pipeline.sources.inputs import InputError, InputFile
 from ringfeed.pipeline.sources.masks import MASK_FLAGS, MaskValues
+from ringfeed.pipeline.sources.packed_rows import ListValues, PackedValues
 from ringfeed.pipeline.sources.parts import Part
 from ringfeed.pipeline.sources.rows import ColumnChoice, TextRows, TokenRows
 
@@ -33,6 +34,10 @@ def check_column(schema: pa.Schema, column: ColumnChoice, file: InputFile) -> pa
             raise InputError(
                 f"{file.path}: column {name!r} is {mask_kind}, not lists of integers or booleans"
             )
+    for name in [] if column.packing is None else column.packing.names:
+        lengths_kind = _find(schema, name, file, way_out="name one with --lengths-column")
+        if not _is_token_list(lengths_kind):
+            raise InputError(f"{file.path}: column {name!r} is {lengths_kind}, not lists of integers")
     kind = _find(schema, column.name, file, way_out="name one with --text-column or --tokens-column")
     if column.is_tokens and not _is_token_list(kind):
         raise InputError(f"{file.path}: column {column.name!r} is {kind}, not lists of integers")
@@ -71,12 +76,19 @@ def rows_of_columns(
     rows = np.arange(len(column), dtype=np.int64)
     if choice.is_tokens:
         tokens, lengths = _list_values(column, part, what="token")
-        mask = None
+        mask = packed = None
+        by_name = dict(zip(choice.names, columns, strict=True))
+        if choice.packing is not None:
+            lists = [_lists(by_name[name], part, name) for name in choice.packing.names]
+            packed = PackedValues(lengths=lists[0], slots=lists[1] if lists[1:] else None)
         if choice.mask is not None:
-            values, of_rows = _list_values(columns[1], part, what=f"value in {choice.mask.name!r}")
+            what = f"value in {choice.mask.name!r}"
+            values, of_rows = _list_values(by_name[choice.mask.name], part, what=what)
             values = values.astype(np.uint8) if values.dtype == np.bool_ else values
             mask = MaskValues(values=values, lengths=of_rows, kind=choice.mask.kind)
-        return TokenRows(tokens=tokens, lengths=lengths, rows=rows, num_rows=len(rows), mask=mask)
+        return TokenRows(
+            tokens=tokens, lengths=lengths, rows=rows, num_rows=len(rows), mask=mask, packed=packed
+        )
     texts = [_texts(chunk) for chunk in column.chunks]
     text = np.concatenate([np.empty(0, dtype=np.uint8), *(part[0] for part in texts)])
     lengths = np.concatenate([np.empty(0, dtype=np.int64), *(part[1] for part in texts)])
@@ -96,6 +108,11 @@ def _texts(chunk: pa.Array) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     if len(offsets) == 0:
         return text[:0], np.empty(0, dtype=np.int64)
     return text[offsets[0] : offsets[-1]], np.diff(offsets)
+
+
+def _lists(column: pa.ChunkedArray, part: Part, name: str) -> ListValues:
+    values, counts = _list_values(column, part, what=f"value in {name!r}")
+    return ListValues(values=values, counts=counts)
 
 
 def _list_values(

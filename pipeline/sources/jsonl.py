@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from ringfeed.pipeline.sources.inputs import InputError, InputFile
 from ringfeed.pipeline.sources.masks import MASK_FLAGS, MaskValues
+from ringfeed.pipeline.sources.packed_rows import ListValues, PackedValues
 from ringfeed.pipeline.sources.parts import Part
 from ringfeed.pipeline.sources.rows import ColumnChoice, TextRows, TokenRows, join_texts
 
@@ -51,12 +52,16 @@ def read_jsonl(part: Part, column: ColumnChoice) -> TextRows | TokenRows:
         lines = [json.dumps(dict.fromkeys(column.names)).encode()]
     rows = [row for row, line in enumerate(lines) if line and not line.isspace()]
     values, masks = [], []
+    tables: dict[str, list[list[int]]] = {}
+    packing = [] if column.packing is None else column.packing.names
     for row in rows:
         try:
             fields = _object(lines[row], column)
             values.append(_value(fields, column))
             if column.mask is not None:
                 masks.append(_mask_list(fields[column.mask.name], column.mask.name))
+            for name in packing:
+                tables.setdefault(name, []).append(_token_list(fields[name], name))
         except InputError as error:
             raise InputError(f"{part.files[0].path} line {line_number(part, row)}: {error}") from None
     row_numbers = np.array(rows, dtype=np.int64)
@@ -68,7 +73,13 @@ def read_jsonl(part: Part, column: ColumnChoice) -> TextRows | TokenRows:
     if column.mask is not None:
         flags, flag_lengths = _join_lists(masks)
         mask = MaskValues(values=flags, lengths=flag_lengths, kind=column.mask.kind)
-    return TokenRows(tokens=tokens, lengths=lengths, rows=row_numbers, num_rows=len(lines), mask=mask)
+    packed = None
+    if packing:
+        lists = [_joined(tables.get(name, [])) for name in packing]
+        packed = PackedValues(lengths=lists[0], slots=lists[1] if lists[1:] else None)
+    return TokenRows(
+        tokens=tokens, lengths=lengths, rows=row_numbers, num_rows=len(lines), mask=mask, packed=packed
+    )
 
 
 def line_number(part: Part, row: int) -> int:
@@ -121,6 +132,8 @@ def _object(line: bytes, column: ColumnChoice) -> dict[str, Any]:
             way_out = "--text-column or --tokens-column"
             if column.mask is not None and name == column.mask.name:
                 way_out = MASK_FLAGS[column.mask.kind]
+            if column.packing is not None and name in column.packing.names:
+                way_out = "--lengths-column"
             raise InputError(
                 f"no field {name!r} (it has {', '.join(map(repr, row)) or 'none'}); name another one with "
                 f"{way_out}"
@@ -165,6 +178,11 @@ def _join_lists(values: list[list[int]]) -> tuple[NDArray[np.int64], NDArray[np.
     lengths = np.array([len(value) for value in values], dtype=np.int64)
     joined = np.concatenate([np.empty(0, dtype=np.int64), *(np.array(v, dtype=np.int64) for v in values)])
     return joined, lengths
+
+
+def _joined(values: list[list[int]]) -> ListValues:
+    joined, counts = _join_lists(values)
+    return ListValues(values=joined, counts=counts)
 
 
 def _encode(value: str) -> bytes:

@@ -4,7 +4,8 @@ In:   rows of token ids, and rows of flags or labels for them
 Out:  one flag per token (``pipeline/mask_runs.py`` makes runs of them)
 
 Labels are those of the ``transformers`` library: each stands at its own token, and -100 leaves that out. They
-are not shifted: the label that the token before is asked for is made later, of whole documents.
+are not shifted: the label that the token before is asked for is made later, of whole documents. Only rows
+that were packed before have shifted ones (``packed_rows.py``).
 """
 
 from collections.abc import Mapping
@@ -26,9 +27,15 @@ class MaskKind(StrEnum):
     """1 or true: trained on. 0 or false: not."""
     LABELS = "labels"
     """The token itself: trained on. -100: not."""
+    SHIFTED = "shifted labels"
+    """Of rows that were packed before: the next token, where that is trained on. -100: not."""
 
 
-MASK_FLAGS: Mapping[MaskKind, str] = {MaskKind.FLAGS: "--mask-column", MaskKind.LABELS: "--labels-column"}
+MASK_FLAGS: Mapping[MaskKind, str] = {
+    MaskKind.FLAGS: "--mask-column",
+    MaskKind.LABELS: "--labels-column",
+    MaskKind.SHIFTED: "--labels-column",
+}
 """How a user names the column."""
 
 

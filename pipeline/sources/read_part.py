@@ -20,7 +20,8 @@ from ringfeed.pipeline.sources.arrow import arrow_column_type, cut_arrow, read_a
 from ringfeed.pipeline.sources.encoding import EncodingErrors, find_broken
 from ringfeed.pipeline.sources.inputs import InputError, InputFile, SourceKind, check_unchanged
 from ringfeed.pipeline.sources.jsonl import cut_jsonl, line_number, read_jsonl
-from ringfeed.pipeline.sources.masks import find_fault, flags_of
+from ringfeed.pipeline.sources.masks import MaskKind, find_fault, flags_of
+from ringfeed.pipeline.sources.packed_rows import find_sequences, shifted_fault
 from ringfeed.pipeline.sources.parquet import cut_parquet, parquet_column_type, read_parquet
 from ringfeed.pipeline.sources.parts import Part
 from ringfeed.pipeline.sources.rows import ColumnChoice, TextRows, TokenRows
@@ -79,9 +80,35 @@ class PartReader:
         rows = self._read(part)
         if isinstance(rows, TextRows):
             return self._tokenize(part, rows)
+        rows = self._unpack(part, rows)
         self._check_range(part, rows)
         batch = self._batch(part, rows, rows.tokens, rows.lengths, skipped_encoding=0)
         return replace(batch, masks=self._mask_runs(part, rows, batch.lengths))
+
+    def _unpack(self, part: Part, rows: TokenRows) -> TokenRows:
+        """Return rows that were packed before as one row a sequence."""
+        if rows.packed is None:
+            return rows
+        found = find_sequences(rows.packed, rows.lengths)
+        if isinstance(found, tuple):
+            row, what = found
+            raise InputError(f"{_place(part, rows, row)} {what}")
+        mask = rows.mask
+        if mask is not None:
+            if mask.kind is MaskKind.SHIFTED:
+                fault = shifted_fault(found, mask, rows.tokens, rows.lengths)
+            else:
+                fault = find_fault(mask, rows.tokens, rows.lengths)
+            if fault is not None:
+                raise InputError(f"{_place(part, rows, fault[0])} {fault[1]}")
+            mask = found.take_mask(mask)
+        return TokenRows(
+            tokens=rows.tokens[found.tokens],
+            lengths=found.lengths,
+            rows=rows.rows[found.rows],
+            num_rows=rows.num_rows,
+            mask=mask,
+        )
 
     def _mask_runs(self, part: Part, rows: TokenRows, lengths: NDArray[np.int64]) -> MaskRuns | None:
         """Return the targets of the documents, whose ``lengths`` are those of the rows that are not empty."""

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringfeed.pipeline.sources.masks import MaskChoice, MaskValues
+from ringfeed.pipeline.sources.packed_rows import PackedColumns, PackedValues
 
 __all__ = ["ColumnChoice", "TextRows", "TokenRows", "join_texts"]
 
@@ -24,11 +25,14 @@ class ColumnChoice:
     """Token lists, not text."""
     mask: MaskChoice | None = None
     """What tells which tokens are trained on; goes with token lists."""
+    packing: PackedColumns | None = None
+    """What tells the documents of a row that was packed before; None: a row is a document."""
 
     @property
     def names(self) -> list[str]:
         """The columns to read."""
-        return [self.name] if self.mask is None else [self.name, self.mask.name]
+        mask = [] if self.mask is None else [self.mask.name]
+        return [self.name, *mask, *([] if self.packing is None else self.packing.names)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -60,6 +64,8 @@ class TokenRows:
     num_rows: int
     mask: MaskValues | None = None
     """Of the n rows; None: all is trained on."""
+    packed: PackedValues | None = None
+    """Of the n rows; None: each is a document."""
 
 
 def join_texts(texts: Sequence[bytes]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:

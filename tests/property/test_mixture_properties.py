@@ -49,6 +49,9 @@ class SourcesTable:
     def source_of(self, ids):
         return (np.searchsorted(self._bounds, ids, side="right") - 1).astype(np.int32)
 
+    def row_starts(self):
+        return np.arange(self.num_documents + 1)
+
     def supervised(self, pieces, *, boundary):
         raise ValueError(f"nothing is known of the labels of {len(pieces)} pieces, boundary {boundary}")
 

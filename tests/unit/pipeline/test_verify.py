@@ -8,12 +8,14 @@ import pyarrow as pa
 import pytest
 
 from ringfeed.pipeline.chain import next_link
+from ringfeed.pipeline.cli import main
 from ringfeed.pipeline.executor import SerialExecutor, ThreadExecutor
 from ringfeed.pipeline.findings import folder_format
 from ringfeed.pipeline.ingest import run_ingest
 from ringfeed.pipeline.ingest_options import IngestOptions
 from ringfeed.pipeline.manifest import file_entry, fingerprint, read_manifest, write_manifest
 from ringfeed.pipeline.opening import OpenOptions, open_spec
+from ringfeed.pipeline.paged_table import write_pages
 from ringfeed.pipeline.plan import Plan
 from ringfeed.pipeline.plan_blocks import block_name, read_block, write_block
 from ringfeed.pipeline.planner.options import PlanOptions
@@ -139,6 +141,43 @@ def test_a_damaged_manifest_is_named(folders, name):
     flip(folders / name / "manifest.json")
     [finding] = verify(folders / name).findings
     assert finding.file == str(folders / name / "manifest.json")
+
+
+def flipped(path, *, every):
+    """Give the file each of several flipped bytes in turn, and the manifest their hash."""
+    data = path.read_bytes()
+    for place in range(5, len(data), every):
+        path.write_bytes(data[:place] + bytes([data[place] ^ 0x12]) + data[place + 1 :])
+        reseal(next(parent for parent in path.parents if (parent / "manifest.json").exists()))
+        yield place
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("name", ["corpus", "plan", "shards", "dropping"])
+def test_what_was_damaged_before_it_was_hashed_never_raises(folders, name):
+    plan(folders, "dropping", overflow="drop")
+    found = set()
+    for entry in read_manifest(folders / name, format=folder_format(folders / name)).files:
+        path = folders / name / entry.path
+        for _ in flipped(path, every=1 + path.stat().st_size // 8):
+            found |= {finding.file for finding in verify(folders / name).findings}
+    assert found
+
+
+def test_a_block_that_was_damaged_before_it_was_hashed_is_named(folders, capsys):
+    path = folders / "plan" / "block-00000.arrow"
+    for place in flipped(path, every=211):
+        assert str(path) in {finding.file for finding in verify(folders / "plan").findings}, place
+        assert main(["verify", str(folders / "plan")]) == 1
+    assert "Traceback" not in capsys.readouterr().err
+    reseal(folders / "plan")
+    assert problems(folders / "plan") == []
+
+
+def test_pages_that_are_not_those_of_the_table_are_found(folders):
+    write_pages(folders / "corpus" / "documents.pages.arrow", {"length": np.arange(3)})
+    reseal(folders / "corpus")
+    assert any("documents.arrow is damaged in rows 0" in problem for problem in problems(folders / "corpus"))
 
 
 def test_all_damaged_files_are_found_at_once(folders):

@@ -50,7 +50,7 @@ def test_a_slate_that_does_not_divide_the_step_names_those_that_do():
         {"seed": -1},
         {"seed": 2**64},
         {"pack_tokens": 2**31},
-        {"balance": "given"},
+        {"balance": "random"},
         {"overflow": "cut"},
         {"positions": "start"},
         {"boundary_label": "none"},

@@ -29,7 +29,7 @@ def flip(path, place):
 def test_every_region_of_a_view_file_is_covered(plan, make_shards):
     folder = make_shards(plan)
     for path in sorted(folder.glob("steps-*/cp-??.arrow")):
-        index = FileIndex.read(path.with_suffix(".index.arrow").read_bytes())
+        index = FileIndex.read(path.with_suffix(".index.arrow").read_bytes(), of_bytes=path.stat().st_size)
         assert index.offsets[0] == 0
         assert (index.offsets + index.sizes)[:-1].tolist() == index.offsets[1:].tolist()
         assert int(index.offsets[-1] + index.sizes[-1]) == path.stat().st_size
@@ -62,8 +62,9 @@ def test_a_bit_flip_in_a_table_is_found(plan, make_shards, name):
 
 def test_a_damaged_view_names_its_step_and_pack(plan, make_shards):
     folder = make_shards(plan)
-    index = FileIndex.read((folder / "steps-00000" / "cp-00.index.arrow").read_bytes())
-    flip(folder / "steps-00000" / "cp-00.arrow", int(index.offsets[6]))
+    path = folder / "steps-00000" / "cp-00.arrow"
+    index = FileIndex.read(path.with_suffix(".index.arrow").read_bytes(), of_bytes=path.stat().st_size)
+    flip(path, int(index.offsets[6]))
 
     with pytest.raises(CorruptDataError, match=r"damaged in step 1, pack 1"):
         read_all(folder, cp_rank=0)
