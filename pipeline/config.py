@@ -22,6 +22,7 @@ from ringfeed.pipeline.sources.encoding import EncodingErrors
 __all__ = [
     "SECTIONS",
     "CommandConfig",
+    "ConvertConfig",
     "DemoConfig",
     "ExtendConfig",
     "FitCostConfig",
@@ -132,6 +133,34 @@ class ServeConfig(ViewsConfig):
         return self
 
 
+class ConvertConfig(CommandConfig):
+    """``ringfeed convert``: files of rows that were packed before, into the views of all cp ranks."""
+
+    arguments: ClassVar[dict[str, str]] = {"sources": "SRC...", "output": "-o SHARDS"}
+
+    sources: Annotated[tuple[Path, ...], Field(min_length=1)] = Field(
+        description="files of rows, or folders that are read recursively"
+    )
+    output: Path = Field(description="the shards folder to make; corpus and plan go to SHARDS.rows")
+    cp: Count = Field(description="context-parallel ranks that share a row")
+    layout: Text = Field(description="which rank holds which token")
+    layout_options: dict[str, Any] = Field({}, description="options of the layout, such as threshold=512")
+    tp: Count = Field(1, description="tensor-parallel ranks (sequence parallel) that share a view")
+    unit: Count = Field(1, description="FP8 unit of the local length")
+    batch_rows: Count = Field(1, description="rows in a step: the rows of one global batch")
+    pack_tokens: Count | None = Field(None, description="slots of every row, by default the longest row's")
+    pad_id: Natural = Field(0, description="the token of padding")
+    tokens_column: Text = Field("input_ids", description="the column of token ids")
+    lengths_column: Text = Field("seq_lens", description="the column of sequence lengths")
+    padded_lengths_column: Text | None = Field(
+        None, description="the column of what each occupies, by default seq_lens_padded if there is one"
+    )
+    labels_column: Text | None = Field(
+        None, description="the column of shifted labels, by default labels if there is one"
+    )
+    workers: Count | None = Field(None, description="ranges of steps in work at once, by default one a CPU")
+
+
 class VerifyConfig(CommandConfig):
     """``ringfeed verify``: find every fault of a corpus, plan or shards folder."""
 
@@ -166,6 +195,7 @@ SECTIONS: dict[str, type[CommandConfig]] = {
     "fit-cost": FitCostConfig,
     "shard": ShardConfig,
     "serve": ServeConfig,
+    "convert": ConvertConfig,
     "verify": VerifyConfig,
     "inspect": InspectConfig,
     "demo": DemoConfig,

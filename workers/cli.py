@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line; returns 0 done, 1 failed or found faults, 2 a mistake of the user."""
     app = new_app()
     add_base_commands(app)
-    for command in (shard, serve, demo):
+    for command in (shard, serve, convert, demo):
         app.command()(command)
     return run_app(app, argv)
 
@@ -113,6 +113,42 @@ def serve(
 ) -> int:
     """Build the views of all ranks while they train, and send each its own."""
     return _run("serve", locals())
+
+
+def convert(
+    sources: Annotated[
+        list[Path] | None, typer.Argument(metavar="SRC", help="files of packed rows, or folders")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="SHARDS", help="the folder to make")
+    ] = None,
+    cp: Cp = None,
+    layout: LayoutName = None,
+    layout_option: LayoutOptions = None,
+    tp: Tp = None,
+    unit: Unit = None,
+    batch_rows: Annotated[int | None, number("rows in a global batch  [default: 1]")] = None,
+    pack_tokens: Annotated[int | None, number("slots of every row  [default: the longest row's]")] = None,
+    pad_id: Annotated[int | None, number("token of padding  [default: 0]")] = None,
+    tokens_column: Annotated[
+        str | None, typer.Option(metavar="C", help="token ids  [default: input_ids]")
+    ] = None,
+    lengths_column: Annotated[
+        str | None, typer.Option(metavar="C", help="sequence lengths  [default: seq_lens]")
+    ] = None,
+    padded_lengths_column: Annotated[
+        str | None,
+        typer.Option(metavar="C", help="what each occupies  [default: seq_lens_padded if it is there]"),
+    ] = None,
+    labels_column: Annotated[
+        str | None, typer.Option(metavar="C", help="shifted labels  [default: labels if it is there]")
+    ] = None,
+    workers: Annotated[int | None, number("Ray workers  [default: one a CPU]")] = None,
+    config: ConfigFile = None,
+    as_json: Json = False,
+) -> int:
+    """Write the views of rows that were packed before."""
+    return _run("convert", locals())
 
 
 def demo(

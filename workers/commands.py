@@ -14,10 +14,10 @@ from ringfeed.pipeline.console import Outcome
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ringfeed.pipeline.config import DemoConfig, ServeConfig, ShardConfig
+    from ringfeed.pipeline.config import ConvertConfig, DemoConfig, ServeConfig, ShardConfig
     from ringfeed.pipeline.progress import Progress
 
-__all__ = ["demo", "parse_options", "serve", "shard"]
+__all__ = ["convert", "demo", "parse_options", "serve", "shard"]
 
 
 def shard(config: ShardConfig, progress: Progress) -> Outcome:
@@ -41,6 +41,20 @@ def serve(config: ServeConfig, progress: Progress) -> Outcome:
     from ringfeed.workers.serve_command import run_serve
 
     return run_serve(config, progress=progress)
+
+
+def convert(config: ConvertConfig, progress: Progress) -> Outcome:
+    """Pre-shard rows that were packed before."""
+    from ringfeed.workers.convert_files import run_convert
+
+    report = run_convert(config, progress=progress)
+    shards = report.shards
+    text = (
+        f"{shards.output}: {report.num_rows:,} rows of {report.pack_tokens:,} slots, {shards.num_steps} "
+        f"steps, cp {config.cp}, layout {config.layout}, {shards.bytes:,} bytes; corpus and plan in "
+        f"{report.rows}"
+    )
+    return Outcome(text=text, facts=report.to_json())
 
 
 def demo(config: DemoConfig, progress: Progress) -> Outcome:

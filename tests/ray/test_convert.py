@@ -7,15 +7,22 @@ import time
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import ray
 import torch
 
+from ringfeed.pipeline.config import ConvertConfig
 from ringfeed.pipeline.conversion import ConvertOptions, convert_batch, numpy_batch
 from ringfeed.pipeline.executor import JobFailedError
+from ringfeed.pipeline.loader import Loader
+from ringfeed.pipeline.progress import SilentProgress
+from ringfeed.pipeline.verify import verify
 from ringfeed.sharding.layouts import make_layout
 from ringfeed.workers import convert, convert_pool
 from ringfeed.workers.convert_actor import ConvertActor
+from ringfeed.workers.convert_files import run_convert
 from ringfeed.workers.ray_session import ray_session
 
 pytestmark = pytest.mark.ray
@@ -230,6 +237,45 @@ def test_a_batch_that_ends_every_process_it_meets_is_an_error(monkeypatch):
     assert digest(next(chunks)) == digest(serially(given)[0])
     with pytest.raises(JobFailedError, match=r"batch 1: 5 workers in a row died over it"):
         next(chunks)
+
+
+def test_files_of_rows_become_shards_that_hold_the_same_views(tmp_path):
+    rows = [
+        {name: array[row].tolist() for name, array in filled(i).items()} for i in range(3) for row in (0, 1)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    config = ConvertConfig(
+        sources=(tmp_path / "rows.parquet",), output=tmp_path / "out", cp=2, layout="te", pad_id=7
+    )
+
+    report = run_convert(config, progress=SilentProgress())
+
+    assert (report.num_rows, report.pack_tokens, report.shards.num_steps) == (6, WIDTH, 6)
+    assert verify(tmp_path / "out").findings == ()
+    whole = {name: np.concatenate([filled(i)[name] for i in range(3)]) for name in filled(0)}
+    expected = serially([whole], num_chunks=6, pad_id=7)
+    for rank in range(2):
+        loader = Loader(tmp_path / "out", dp_rank=0, dp_size=1, cp_rank=rank, cp_size=2)
+        for found, views in zip(loader, expected, strict=True):
+            for name, array in views[rank].tensors.items():
+                assert found.tensors[name].tolist() == array.tolist()
+    again = run_convert(config, progress=SilentProgress())
+    assert again.shards.num_folders_written == 0
+
+
+def filled(index):
+    """Two rows whose slots fill them, as NeMo packs; some labels are left out."""
+    rng = np.random.default_rng(index)
+    ids = rng.integers(1, 1000, (2, WIDTH))
+    slots = np.array([[24, 32, 8], [16, 24, 24]])
+    lengths = slots - rng.integers(0, 4, slots.shape)
+    labels = np.full((2, WIDTH), -100)
+    for row in range(2):
+        starts = np.cumsum(slots[row]) - slots[row]
+        for start, length in zip(starts.tolist(), lengths[row].tolist(), strict=True):
+            labels[row, start : start + length - 1] = ids[row, start + 1 : start + length]
+    labels[:, ::5] = -100
+    return {"input_ids": ids, "labels": labels, "seq_lens": lengths, "seq_lens_padded": slots}
 
 
 @pytest.mark.parametrize(

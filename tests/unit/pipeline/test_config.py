@@ -153,6 +153,6 @@ def test_ingest_refuses_what_makes_no_sense(flags, told):
 
 def test_models_are_frozen_and_cover_every_command():
     base = {"ingest", "plan", "extend", "fit-cost", "verify", "inspect"}
-    assert set(SECTIONS) == base | {"shard", "serve", "demo"}
+    assert set(SECTIONS) == base | {"shard", "serve", "convert", "demo"}
     with pytest.raises(ValueError, match="frozen"):
         DemoConfig(output=None, steps=20, workers=None).steps = 3
