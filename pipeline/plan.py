@@ -213,10 +213,14 @@ class Plan:
             yield self._read_block(number)
 
     def largest_footprint(self, multiple: int) -> int | None:
-        """Return the tokens of the largest pack at ``multiple`` if the plan stores it, else None."""
+        """Return the tokens of the largest pack at ``multiple`` if the plan stores it, else None.
+
+        Of a growing plan it is the largest pack so far: 0 before its first block.
+        """
         if multiple not in FOOTPRINT_MULTIPLES:
             return None
-        return int(self._facts["footprints"][FOOTPRINT_MULTIPLES.index(multiple)])
+        largest = self._facts["footprints"]
+        return int(largest[FOOTPRINT_MULTIPLES.index(multiple)]) if largest else 0
 
     def scan_footprints(self, *, multiple: int, budget: int) -> FootprintScan:
         """Read the whole plan and count the packs that take more than ``budget`` tokens at ``multiple``."""

@@ -31,13 +31,17 @@ from ringfeed.pipeline.manifest import (
     write_manifest,
 )
 
-__all__ = ["StagedFolder", "announced", "write_atomically"]
+__all__ = ["FolderBusyError", "StagedFolder", "announced", "write_atomically"]
 
 _STAGING = ".staging"
 _LOCK = "writer.lock"
 _REQUEST = "made_from.json"
 _TEMPORARY_SUFFIX = ".tmp"
 _REPLACED = "replaced"
+
+
+class FolderBusyError(ValueError):
+    """Another process is writing the folder now; when it ends, however it ends, another one may."""
 
 
 @contextmanager
@@ -236,7 +240,7 @@ class StagedFolder:
         except FileNotFoundError:
             return False
         except BlockingIOError:
-            raise ValueError(
+            raise FolderBusyError(
                 f"another process is writing {self.output} now (it holds {path}); "
                 "wait for it or choose another output"
             ) from None

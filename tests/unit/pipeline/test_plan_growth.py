@@ -60,6 +60,7 @@ def test_blocks_can_be_read_before_the_next_ones_are_planned(options, whole):
     with PlanSession.open(options) as session:
         plan = follow_plan(options.output)
         assert (plan.num_steps, plan.is_growing, plan.pack_tokens) == (0, True, 64)
+        assert plan.largest_footprint(2) == 0
         assert session.advance(until_step=10) == 14
         assert plan.refresh() == 14
         assert chain(plan) == whole[:14]

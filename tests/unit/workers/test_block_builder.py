@@ -14,7 +14,7 @@ from ringfeed.pipeline.manifest import CorruptDataError
 from ringfeed.pipeline.opening import OpenOptions, open_spec
 from ringfeed.pipeline.plan import Plan
 from ringfeed.pipeline.plan_source import PlanSource
-from ringfeed.pipeline.planner.options import BlockLimits, PlanOptions
+from ringfeed.pipeline.planner.options import Balance, BlockLimits, PlanOptions
 from ringfeed.pipeline.planner.run import run_plan
 from ringfeed.pipeline.planner.session import PlanSession
 from ringfeed.pipeline.ranks import RankPlace
@@ -182,7 +182,7 @@ def test_a_plan_that_grows_is_looked_at_again_when_more_is_asked_for(folder, mon
         pack_tokens=128,
         packs_per_step=8,
         max_cp=CP,
-        balance="best_fit",
+        balance=Balance.BEST_FIT,
         window=2,
         block_limits=BlockLimits(steps=2),
     )
@@ -218,7 +218,7 @@ def test_a_planner_that_gave_up_is_told_of(folder, tmp_path):
         pack_tokens=128,
         packs_per_step=8,
         max_cp=CP,
-        balance="in_order",
+        balance=Balance.IN_ORDER,
         window=2,
         block_limits=BlockLimits(steps=2),
     )
