@@ -6,6 +6,7 @@ Out:  the same packs in another order
 Without a supervised token a step has no loss to train on. Where the user asks for it (``unsupervised:
 redraw``), such a step gives one of its packs to the nearest step that has supervised packs to spare, and gets
 one of them. Of the pairs it could change, it takes the one whose costs are closest, so that balance is kept.
+Where no step has one to spare, the rest of the look-ahead gives single pieces (``redraw_ahead.py``).
 Which packs change depends on the window alone: a plan that is resumed or extended changes the same ones.
 """
 
@@ -14,9 +15,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from ringfeed.pipeline.pack_lengths import PackShape
 from ringfeed.pipeline.planner.documents import DocumentTable
-from ringfeed.pipeline.planner.options import PlanOptions, Unsupervised
+from ringfeed.pipeline.planner.options import Balance, PlanOptions, Unsupervised
 from ringfeed.pipeline.planner.packing import Packing
+from ringfeed.pipeline.planner.redraw_ahead import bring_in
 
 __all__ = ["Redraw", "redraw_steps"]
 
@@ -46,9 +49,25 @@ class Redraw:
         if len(pieces) == 0:
             return packing
         counts = self.documents.supervised(pieces, boundary=self.options.boundary_label)
-        costs = self.options.cost_model.piece_costs(pieces.lengths)
+        num_steps = len(first_packs) - 1
+        if (np.add.reduceat(counts, offsets[:-1]) > 0).sum() < num_steps and self._may_exchange:
+            ahead = self.documents.supervised(packing.carried.pieces, boundary=self.options.boundary_label)
+            packing, counts = bring_in(
+                packing,
+                wanted=num_steps,
+                packed=counts,
+                carried=ahead,
+                pack_tokens=self.options.pack_tokens,
+            )
+        costs = self.options.cost_model.piece_costs(packing.packed.pieces.lengths)
         supervised, costs = (np.add.reduceat(values, offsets[:-1]) for values in (counts, costs))
         return redraw_steps(packing, first_packs, supervised=supervised, costs=costs, first_step=first_step)
+
+    @property
+    def _may_exchange(self) -> bool:
+        """Return whether single pieces may change places: not where packs are in order, cut, or variable."""
+        kept = self.options.balance in (Balance.WORK, Balance.BEST_FIT)
+        return kept and self.options.pack_shape is PackShape.FIXED
 
 
 def redraw_steps(

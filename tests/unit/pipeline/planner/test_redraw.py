@@ -114,3 +114,36 @@ def test_too_few_supervised_packs_in_the_look_ahead_are_refused(corpus, tmp_path
     told = capsys.readouterr().err
     assert "have 0 packs with a supervised token, 1 steps need one each; raise window" in told
     assert main(command) == 0
+
+
+@pytest.fixture
+def rarely_trained(tmp_path):
+    """Documents of which a stretch of many steps is not trained on."""
+    draw = np.random.default_rng(1)
+    documents = [np.arange(n) for n in draw.integers(4, 9, size=400)]
+    trained = np.arange(400) % 200 >= 150
+    masks = [np.full(len(d), bool(trained[i])) for i, d in enumerate(documents)]
+    return write_corpus(tmp_path / "corpus", documents, name="chat", masks=masks).path
+
+
+@pytest.mark.parametrize("schedule", ["spread", "homogeneous"])
+def test_slates_find_what_trains_in_the_whole_look_ahead(rarely_trained, tmp_path, schedule):
+    sizes = {"packs_per_step": 4, "slate_size": 2, "balance": "work", "window": 32, "schedule": schedule}
+    run_plan(options_for(rarely_trained, tmp_path / "plan", unsupervised="redraw", **sizes))
+    plan = Plan.open(tmp_path / "plan")
+
+    assert plan.least_supervised
+    assert plan.report["displacement_max"] <= 33
+    assert verify(tmp_path / "plan").findings == ()
+
+
+def test_blocks_of_any_size_hold_the_same_pieces_from_ahead(rarely_trained, tmp_path):
+    sizes = {"packs_per_step": 4, "slate_size": 2, "balance": "work", "window": 32, "unsupervised": "redraw"}
+    chains = []
+    for steps in (1, 3, 4096):
+        limits, output = BlockLimits(steps=steps), tmp_path / f"plan-{steps}"
+        run_plan(options_for(rarely_trained, output, block_limits=limits, **sizes))
+        plan = Plan.open(output)
+        chains.append(plan.chain(plan.num_steps - 1))
+
+    assert len(set(chains)) == 1
