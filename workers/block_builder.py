@@ -95,6 +95,10 @@ class BlockBuilder:
         self._looked = time.monotonic()
         self.num_builds = 0
         """Builds so far: requests of cp peers, and repeated ones, share them."""
+        self.bytes_built = 0
+        """Of all cp ranks' blocks."""
+        self.tokens_built = 0
+        """Local tokens of all cp ranks, padding included."""
         self.bytes_kept = 0
         """Bytes of the blocks that are kept."""
 
@@ -158,6 +162,7 @@ class BlockBuilder:
         if blocks is None:
             blocks = self._kept[key] = self._build(request)
             self.num_builds += 1
+            self.bytes_built += _size(blocks)
             self.bytes_kept += _size(blocks)
             while self.bytes_kept > self._keep_bytes and len(self._kept) > 1:
                 self.bytes_kept -= _size(self._kept.popitem(last=False)[1])
@@ -169,6 +174,7 @@ class BlockBuilder:
         packs = _packs_in(request, shares, self._facts)
         laid = [self._source.lay_pack(step, pack) for step, pack in packs]
         per_rank = _fill(self._source, laid)
+        self.tokens_built += sum(len(rows.input_ids) for rows in per_rank)
         return tuple(
             encode_block(
                 replace(request, place=replace(request.place, cp_rank=rank), columns=BLOCK_COLUMNS),

@@ -39,6 +39,9 @@ class BlockGate:
         self._most_blocks = most_blocks
         self._wait_seconds = wait_seconds
         self._room = threading.Semaphore(most_blocks)
+        self._lock = threading.Lock()
+        self.bytes_given = 0
+        """Of all blocks so far, those whose stream had broken by then too."""
 
     def facts(self) -> FeedFacts:
         return self._supply.facts()
@@ -62,4 +65,6 @@ class BlockGate:
             self._room.release()
             raise
         weakref.finalize(block.rows, self._room.release).atexit = False
+        with self._lock:
+            self.bytes_given += block.nbytes
         return block

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from ringfeed.pipeline.feed_request import BlockRequest
 from ringfeed.pipeline.ranks import RankPlace
 from ringfeed.workers.block_builder import BlockBuilder
+from ringfeed.workers.metrics import WorkerMetrics
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,6 +37,8 @@ class BuilderSettings:
     block_bytes: int
     """Part of the run's fingerprint: the same for all."""
     keep_bytes: int
+    service: str
+    """Its name, for metrics."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,6 +69,7 @@ class BuilderActor:
         """Open nothing yet: an error here would reach nobody as itself."""
         self._settings = settings
         self._builder: BlockBuilder | None = None
+        self._metrics = WorkerMetrics("builder", service=settings.service)
         self._highest_step = -1
         _use_one_thread()
 
@@ -95,7 +99,9 @@ class BuilderActor:
             CorruptDataError: if the data behind the block is damaged.
         """
         request = BlockRequest.from_json(request_json)
-        block = self._open().block(request)
+        builder = self._open()
+        block = builder.block(request)
+        self._metrics.see(builds=builder.num_builds, tokens=builder.tokens_built, bytes=builder.bytes_built)
         self._highest_step = max(self._highest_step, request.first_step)
         return block.to_batch()
 

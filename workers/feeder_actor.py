@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from ringfeed.workers.block_gate import BlockGate
 from ringfeed.workers.builder_pool import BuilderPool
 from ringfeed.workers.flight_server import FlightServer
+from ringfeed.workers.metrics import WorkerMetrics
 from ringfeed.workers.ray_builders import RayBuilderCalls, RosterLookup
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from ringfeed.workers.flight_options import ServerOptions
 
 __all__ = ["FeederActor", "FeederHello", "FeederSettings", "FeederStats"]
+
+_COUNT_SECONDS = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,6 +68,8 @@ class FeederActor:
         self._settings = settings
         self._pool: BuilderPool | None = None
         self._server: FlightServer | None = None
+        self._gate: BlockGate | None = None
+        self._is_leaving = threading.Event()
 
     def hello(self) -> FeederHello:
         """Listen.
@@ -76,11 +81,14 @@ class FeederActor:
         self._pool = BuilderPool(
             RosterLookup(settings.service, settings.namespace), RayBuilderCalls(), node_id=_node_id()
         )
-        self._server = FlightServer(BlockGate(self._pool, most_blocks=settings.most_blocks), settings.server)
+        self._gate = BlockGate(self._pool, most_blocks=settings.most_blocks)
+        self._server = FlightServer(self._gate, settings.server)
+        threading.Thread(target=self._count, name="ringfeed-count", daemon=True).start()
         return FeederHello(node_id=_node_id(), pid=os.getpid(), feeder=self._server.feeder)
 
     def leave(self) -> None:
         """Tell ranks to ask elsewhere, and stop listening."""
+        self._is_leaving.set()
         if self._server is not None:
             self._server.stop(grace_seconds=1.0)
         if self._pool is not None:
@@ -98,6 +106,15 @@ class FeederActor:
     def watch(self) -> None:
         """Never return; see ``BuilderActor.watch``."""
         threading.Event().wait()
+
+    def _count(self) -> None:
+        """Show what it does, once a second: nothing is counted while a block goes out."""
+        metrics = WorkerMetrics("feeder", service=self._settings.service)
+        while not self._is_leaving.wait(_COUNT_SECONDS):
+            stats = self.stats()
+            given = 0 if self._gate is None else self._gate.bytes_given
+            metrics.see(bytes=given, retries=stats.num_retries)
+            metrics.set_streams(stats.num_streams)
 
 
 def _node_id() -> str:

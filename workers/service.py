@@ -208,7 +208,10 @@ class Service:
         from ringfeed.workers.service_loop import ServiceLoop
 
         settings = BuilderSettings(
-            open_source=opener, block_bytes=options.block_bytes, keep_bytes=budget.keep_bytes
+            open_source=opener,
+            block_bytes=options.block_bytes,
+            keep_bytes=budget.keep_bytes,
+            service=options.name,
         )
         crew = Crew(options, settings, budget, variables={} if is_own else WORKER_THREADS)
         supervisor = Supervisor(num_builders=options.num_builders, feeder_node=crew.feeder_node)

@@ -17,6 +17,7 @@ from ringfeed.pipeline.manifest import CorruptDataError
 from ringfeed.workers.builder_actor import BuilderActor, BuilderSettings
 from ringfeed.workers.feeder_actor import FeederActor, FeederSettings
 from ringfeed.workers.flight_options import is_loopback
+from ringfeed.workers.metrics import WorkerMetrics
 from ringfeed.workers.service_actor import ServiceActor
 from ringfeed.workers.service_options import is_wildcard
 from ringfeed.workers.supervisor import Loss, LossKind, Role
@@ -75,6 +76,7 @@ class Crew:
         self._budget = budget
         self.node_id: str = ray.get_runtime_context().get_node_id()
         """Of this process."""
+        self.metrics = WorkerMetrics("supervisor", service=options.name)
         self._addresses: dict[str, str] = {}
 
     @property

@@ -64,6 +64,7 @@ class ServiceLoop:
         self._crew = crew
         self._fingerprint = facts.fingerprint
         self._tell = tell
+        self._metrics = crew.metrics
         self._lives: dict[int, Life] = {}
         self._nodes_seen = float("-inf")
         self._telling: Any = None
@@ -120,6 +121,7 @@ class ServiceLoop:
         if time.monotonic() - self._nodes_seen >= _NODES_SECONDS:
             self._nodes_seen = time.monotonic()
             self._supervisor.see_nodes(self._crew.nodes())
+            self._metrics.see_restarts(self.num_restarts)
 
     def _begin(self, start: Start) -> None:
         try:

@@ -1,19 +1,30 @@
 """Counters of actors and of the driver, as a scrape of Ray's own port shows them."""
 
+import os
+import signal
 import time
 import urllib.request
 from collections import defaultdict
 from typing import Any
 
+import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from ringfeed.pipeline.corpus_writer import write_corpus
+from ringfeed.pipeline.loader import Loader
+from ringfeed.pipeline.plan import Plan
+from ringfeed.pipeline.planner.options import PlanOptions
+from ringfeed.pipeline.planner.run import run_plan
+from ringfeed.pipeline.rank_metrics import RankMetrics
+from ringfeed.workers import serve
 from ringfeed.workers.environment import choose_ray_auth, worker_environment
-from ringfeed.workers.metrics import Role, WorkerMetrics
+from ringfeed.workers.metrics import WorkerMetrics
 
 pytestmark = pytest.mark.ray
 
 OWN_TAGS = {"role", "service"}
+SMALL: dict[str, Any] = {"block_bytes": 1024, "node_bytes": 320 << 20}
 
 
 @pytest.fixture(scope="module")
@@ -49,50 +60,70 @@ def own_samples(url):
     return found
 
 
-def wait_for_samples(url, expected):
+def wait_for(url, is_there):
+    """What is counted once it is as wanted, or after half a minute."""
     deadline = time.monotonic() + 30
-    found: dict[tuple[str, str, str], float] = {}
-    while time.monotonic() < deadline and found != expected:
+    found = own_samples(url)
+    while time.monotonic() < deadline and not is_there(found):
         time.sleep(0.5)
         found = own_samples(url)
     return found
 
 
-def test_a_scrape_shows_what_actors_and_driver_counted(metrics_url):
-    import ray
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("served")
+    rng = np.random.default_rng(2)
+    documents = [rng.integers(0, 300, n) for n in rng.integers(1, 100, 60)]
+    write_corpus(folder / "corpus", documents, name="corpus", pad_id=5)
+    options: dict[str, Any] = {"pack_tokens": 128, "packs_per_step": 4, "max_cp": 2}
+    run_plan(PlanOptions(output=folder / "plan", corpora=[folder / "corpus"], **options))
+    return folder / "plan"
 
-    class Counting:
-        def __init__(self, role):
-            self.metrics = WorkerMetrics(Role(role), service="one")
 
-        def build(self, blocks):
-            for _ in range(blocks):
-                self.metrics.built(tokens=4096, nbytes=32_768)
+def test_a_scrape_shows_what_a_service_did(metrics_url, plan):
+    """Every name that actors have; the ranks are this process."""
+    ranks = RankMetrics()
+    with serve(plan, cp_size=2, layout="te", builders=1, name="one", **SMALL) as running:
+        place: dict[str, Any] = {"dp_rank": 0, "dp_size": 1, "cp_size": 2}
+        loaders = [Loader(running.url, cp_rank=rank, metrics=ranks, **place) for rank in range(2)]
+        batches = [batch for loader in loaders for batch in loader]
+        built = wait_for(metrics_url, lambda found: found["ray_ringfeed_streams", "feeder", "one"] == 2)
+        for loader in loaders:
+            loader.close()
+        (builder,) = [one for one in running.status().members if one.role == "builder"]
+        assert builder.pid is not None
+        os.kill(builder.pid, signal.SIGKILL)
+        restarted = ("ray_ringfeed_restarts_total", "builder", "one")
+        found = wait_for(
+            metrics_url, lambda found: found[restarted] and not found["ray_ringfeed_streams", "feeder", "one"]
+        )
 
-        def serve(self):
-            self.metrics.sent(nbytes=1000)
-            self.metrics.retried(0)
-            self.metrics.retried(2)
-            self.metrics.streams(3)
-            self.metrics.streams(1)
+    # One build makes both cp ranks' blocks; nothing is built twice. One pack more at the start, for warmth.
+    packs = sum(Plan.open(plan).step_packs(step).num_packs for step in range(Plan.open(plan).num_steps))
+    assert built["ray_ringfeed_tokens_total", "builder", "one"] == 128 * (packs + 1)
+    assert 0 < built["ray_ringfeed_builds_total", "builder", "one"] < len(batches)
+    for role in ("builder", "feeder"):
+        assert built["ray_ringfeed_bytes_total", role, "one"] > 8 * 128 * packs
+    assert found[restarted] == 1
 
-    actor: Any = ray.remote(num_cpus=0)(Counting)
-    builders = [actor.remote("builder") for _ in range(2)]
-    feeder = actor.remote("feeder")
-    ray.get([builders[0].build.remote(2), builders[1].build.remote(3), feeder.serve.remote()])
-    supervisor = WorkerMetrics(Role.SUPERVISOR, service="one")
-    supervisor.restarted(Role.BUILDER)
-    supervisor.restarted(Role.BUILDER)
-    supervisor.restarted(Role.FEEDER)
+
+def test_what_was_seen_is_counted_once_and_by_whom(metrics_url):
+    metrics = WorkerMetrics("feeder", service="two")
+    metrics.see(bytes=0, retries=1)
+    metrics.see(bytes=5, retries=1)
+    metrics.see(bytes=7, retries=4)
+    metrics.see_restarts({"builder": 2, "feeder": 0})
+    metrics.see_restarts({"builder": 3, "feeder": 1})
 
     expected = {
-        ("ray_ringfeed_builds_total", "builder", "one"): 5,
-        ("ray_ringfeed_tokens_total", "builder", "one"): 5 * 4096,
-        ("ray_ringfeed_bytes_total", "builder", "one"): 5 * 32_768,
-        ("ray_ringfeed_bytes_total", "feeder", "one"): 1000,
-        ("ray_ringfeed_retries_total", "feeder", "one"): 2,
-        ("ray_ringfeed_streams", "feeder", "one"): 1,
-        ("ray_ringfeed_restarts_total", "builder", "one"): 2,
-        ("ray_ringfeed_restarts_total", "feeder", "one"): 1,
+        ("ray_ringfeed_bytes_total", "feeder", "two"): 7,
+        ("ray_ringfeed_retries_total", "feeder", "two"): 4,
+        ("ray_ringfeed_restarts_total", "builder", "two"): 3,
+        ("ray_ringfeed_restarts_total", "feeder", "two"): 1,
     }
-    assert wait_for_samples(metrics_url, expected) == expected
+
+    def own(found):
+        return {key: value for key, value in found.items() if key[2] == "two"}
+
+    assert own(wait_for(metrics_url, lambda found: own(found) == expected)) == expected
