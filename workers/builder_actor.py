@@ -37,7 +37,7 @@ class BuilderSettings:
     block_bytes: int
     """Part of the run's fingerprint: the same for all."""
     keep_bytes: int
-    service: str
+    service: str = ""
     """Its name, for metrics."""
 
 
