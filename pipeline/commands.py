@@ -6,6 +6,7 @@ Out:  an ``Outcome`` for ``console.py`` to print
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
         ReportConfig,
         VerifyConfig,
     )
+    from ringfeed.pipeline.executor import Executor
     from ringfeed.pipeline.findings import VerifyReport
     from ringfeed.pipeline.planner.cost import CostModel
     from ringfeed.pipeline.progress import Progress
@@ -137,20 +139,38 @@ def verify(config: VerifyConfig, progress: Progress) -> Outcome:
     """Check a folder; faults are an exit code, not an error."""
     from ringfeed.pipeline.environment import available_cpus
     from ringfeed.pipeline.executor import ThreadExecutor
-    from ringfeed.pipeline.quarantine import find_damaged_documents, write_quarantine
+    from ringfeed.pipeline.manifest import CorruptDataError
+    from ringfeed.pipeline.quarantine import check_has_documents
     from ringfeed.pipeline.verify import verify as verify_folder
 
+    if config.quarantine is not None:
+        # A damaged manifest is a finding.
+        with suppress(CorruptDataError):
+            check_has_documents(config.path)
     executor = ThreadExecutor(config.workers or available_cpus())
     report = verify_folder(config.path, executor=executor, progress=progress)
-    exit_code = FAILED if report.findings else DONE
     text, facts = _verify_text(report), report.to_json()
+    exit_code = FAILED if report.findings else DONE
     if config.quarantine is not None:
-        damaged = find_damaged_documents(config.path, executor=executor, progress=progress)
-        write_quarantine(config.quarantine, damaged, source=config.path)
-        exit_code = FAILED if len(damaged) else exit_code
-        text += f"\n{config.quarantine}: {len(damaged):,} documents to leave out"
-        facts["quarantined"] = len(damaged)
+        told, num_damaged = _quarantine(config, config.quarantine, report, executor, progress)
+        exit_code = exit_code if num_damaged == 0 else FAILED
+        text, facts = f"{text}\n{told}", {**facts, "quarantined": num_damaged}
     return Outcome(text=text, facts=facts, exit_code=exit_code)
+
+
+def _quarantine(
+    config: VerifyConfig, output: Path, report: VerifyReport, executor: Executor, progress: Progress
+) -> tuple[str, int | None]:
+    """Write the list of damaged documents; return what to say, and how many, None where there is no list."""
+    from ringfeed.pipeline.quarantine import find_damaged_documents, write_quarantine
+
+    try:
+        damaged = find_damaged_documents(config.path, report.findings, executor=executor, progress=progress)
+        write_quarantine(output, damaged, source=config.path)
+    except (ValueError, OSError) as error:
+        # What was found out so far took hours, perhaps.
+        return f"{output}: no list of documents to leave out: {error}", None
+    return f"{output}: {len(damaged):,} documents to leave out", len(damaged)
 
 
 def inspect(config: InspectConfig, progress: Progress) -> Outcome:

@@ -69,8 +69,43 @@ def test_a_run_goes_on_without_the_damaged_documents(made, capsys):
     assert seen == [document for document in range(24) if document != 12 + 5]
 
 
-def test_shards_have_no_documents_of_their_own_to_quarantine(tmp_path, capsys):
+def refused(path, tmp_path, monkeypatch, capsys):
+    """Return what is said of a folder that must be refused before a byte of it is hashed."""
+    monkeypatch.setattr("ringfeed.pipeline.verify.verify", None)
+    assert main(["verify", str(path), "--quarantine", str(tmp_path / "x")]) == 2
+    assert not (tmp_path / "x").exists()
+    return capsys.readouterr().err
+
+
+def test_shards_have_no_documents_of_their_own_to_quarantine(tmp_path, monkeypatch, capsys):
     (tmp_path / "shards").mkdir()
     (tmp_path / "shards" / "manifest.json").write_text('{"format": "ringfeed-shards"}')
-    assert main(["verify", str(tmp_path / "shards"), "--quarantine", str(tmp_path / "x")]) != 0
-    assert not (tmp_path / "x").exists()
+    assert "for a corpus or a plan" in refused(tmp_path / "shards", tmp_path, monkeypatch, capsys)
+
+
+def test_a_plan_of_lengths_alone_has_none_either(tmp_path, monkeypatch, capsys):
+    np.save(tmp_path / "lengths.npy", np.full(9, 8))
+    lengths, output = tmp_path / "lengths.npy", tmp_path / "plan"
+    run_plan(PlanOptions(lengths=lengths, output=output, pack_tokens=16, packs_per_step=2, pad_multiple=1))
+    assert "from lengths alone" in refused(tmp_path / "plan", tmp_path, monkeypatch, capsys)
+
+
+def test_what_was_found_is_told_where_no_list_helps(made, capsys):
+    flip(made / "first", 3)
+    path = made / "first" / "documents.arrow"
+    data = path.read_bytes()
+    path.write_bytes(data[:700] + bytes([data[700] ^ 1]) + data[701:])
+    code = main(["verify", str(made / "first"), "--quarantine", str(made / "bad.txt"), "--json"])
+    facts = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (code, facts["quarantined"]) == (1, None)
+    assert {finding["file"].rsplit("/", 1)[1][:6] for finding in facts["findings"]} == {"docume", "tokens"}
+    assert not (made / "bad.txt").exists()
+
+
+def test_each_token_file_is_hashed_once(made, monkeypatch):
+    hashed = []
+    monkeypatch.setattr(
+        "ringfeed.pipeline.findings.check_file", lambda folder, entry: hashed.append(folder / entry.path)
+    )
+    main(["verify", str(made / "second"), "--quarantine", str(made / "bad.txt")])
+    assert len(hashed) == len(set(hashed)) > 3
