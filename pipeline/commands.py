@@ -63,7 +63,7 @@ def extend(config: ExtendConfig, progress: Progress) -> Outcome:
 
     extension = config.to_extension()
     run_extension(extension, progress=progress)
-    planned_by = extension.given.get("cost_model")
+    planned_by = extension.cost_model
     return _planned(config.output or config.plan, config, planned_by=planned_by)
 
 

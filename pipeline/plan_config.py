@@ -7,7 +7,7 @@ Out:  checked models; ``to_options`` and ``to_extension`` give what the planner 
 from __future__ import annotations
 
 from pathlib import Path  # noqa: TC003  (pydantic needs it at run time)
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -178,11 +178,6 @@ class ExtendConfig(ReportConfig):
         """Return what the planner takes; it has the rules between fields and the plan."""
         from ringfeed.pipeline.planner.extend import Extension
 
-        given: dict[str, Any] = {"workers": self.workers}
-        if self.corpora:
-            given["corpora"] = self.corpora
-        if self.cost_model is not None:
-            given["cost_model"] = cost_model_of(self.cost_model)
         return Extension(
             plan=self.plan,
             output=self.output,
@@ -191,7 +186,9 @@ class ExtendConfig(ReportConfig):
             steps=self.steps,
             mixture=None if self.mixture is None else read_mixture(self.mixture),
             weights=self.weights or None,
-            given=given,
+            corpora=self.corpora,
+            cost_model=None if self.cost_model is None else cost_model_of(self.cost_model),
+            workers=self.workers,
         )
 
     @model_validator(mode="after")

@@ -11,7 +11,7 @@ loader state inside it goes on. The restart is the state before the flush, or at
 import shutil
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +47,12 @@ class Extension:
     """None keeps the plan's."""
     weights: Mapping[str, float] | None = None
     """New weights for the plan's own mixture, all else as it is."""
-    given: Mapping[str, Any] = field(default_factory=dict)
-    """Other fields of ``PlanOptions``; what shapes steps must be what the plan was made with."""
+    corpora: Sequence[Path] = ()
+    """Where the plan's corpora are now, in command order; none: where the plan says."""
+    cost_model: CostModel | None = None
+    """The plan's own, where it was made with a table; None: the plan knows it by name."""
+    workers: int = 1
+    """As of ``PlanOptions``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -133,27 +137,20 @@ def _share(source: Path, target: Path) -> None:
 def _options(base: Plan, extension: Extension) -> PlanOptions:
     """Return the options of the plan, with what the extension changes."""
     recipe, made = base.segments[-1].recipe, base.manifest.made_from
-    given = dict(extension.given)
     names = {option.name for option in fields(PlanOptions)} & {entry.name for entry in fields(Recipe)}
-    own = {name: getattr(recipe, name) for name in names - {"mixture", "cost_model", "pad_multiple"}}
-    if not {"max_cp", "pad_multiple"} & given.keys():
-        own["pad_multiple"] = recipe.pad_multiple
-    if not {"corpora", "lengths"} & given.keys():
-        own["lengths" if recipe.sources[0].kind == "lengths" else "corpora"] = _sources(base)
-    own["cost_model"] = given.pop("cost_model", None) or _cost_model(base, recipe)
-    own["block_limits"] = BlockLimits(**made["block_limits"])
+    has_corpora = bool(extension.corpora) or recipe.sources[0].kind == "corpus"
     return PlanOptions(
-        **{**own, **given},
+        **{name: getattr(recipe, name) for name in names - {"mixture", "cost_model"}},
+        corpora=(extension.corpora or base.source_paths()) if has_corpora else (),
+        lengths=None if has_corpora else base.source_paths()[0],
+        cost_model=extension.cost_model or _cost_model(base, recipe),
+        block_limits=BlockLimits(**made["block_limits"]),
+        workers=extension.workers,
         output=extension.output or base.path,
         epochs=extension.epochs or made["epochs"],
         steps=extension.steps,
         mixture=_mixture(base, extension),
     )
-
-
-def _sources(base: Plan) -> Path | list[Path]:
-    paths = base.source_paths()
-    return paths[0] if base.recipe.sources[0].kind == "lengths" else paths
 
 
 def _cost_model(base: Plan, recipe: Recipe) -> CostModel:
