@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BlockGate"]
 
-_WAIT_SECONDS = 60.0
+_WAIT_SECONDS = 30.0
 
 
 class BlockGate:

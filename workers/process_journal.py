@@ -1,6 +1,6 @@
 """Note which processes a service has started, so that the next start can end what a killed one left.
 
-In:   the process tree below this process (``/proc``)
+In:   the processes that Ray has started for this one (``/proc``)
 Out:  a file with a lock in a folder of this user's; ``sweep`` ends the processes of files that nobody holds
 
 Most of what Ray starts ends with its driver; a few helpers and, at times, its head go on. A process is known
@@ -48,16 +48,19 @@ Process = tuple[int, int]
 class ProcessJournal:
     """The processes of one service. ``with`` ends those that are left."""
 
-    def __init__(self, root: Path | None = None) -> None:
+    def __init__(self, command: re.Pattern[str], *, root: Path | None = None) -> None:
         """End what killed services of this user left, and begin a file.
 
         Args:
+            command: found in the command lines of children that are the service's own: a program may have
+                others. All that these children start is the service's, too.
             root: the folder of the files; None is this user's under the folder for temporary files.
 
         Raises:
             OSError: if there can be no such folder.
         """
         root = root or default_root()
+        self._command = command
         _make_private(root)
         sweep(root)
         self._path = root / f"service-{os.getpid()}-{secrets.token_hex(8)}.json"
@@ -73,9 +76,9 @@ class ProcessJournal:
         thread.start()
 
     def note(self) -> None:
-        """Note all processes below this one."""
+        """Note the service's processes that there are now."""
         with self._lock:
-            found = set(processes_below(os.getpid()))
+            found = set(processes_below(os.getpid(), self._command))
             if self._file < 0 or found <= self._known:
                 return
             self._known |= found
@@ -127,18 +130,16 @@ def sweep(root: Path) -> int:
     return count
 
 
-def processes_below(root: int) -> list[Process]:
-    """Return the processes that ``root`` has started, and those that they have, and so on."""
+def processes_below(root: int, command: re.Pattern[str]) -> list[Process]:
+    """Return the children of ``root`` with such command lines, what they have started, and so on."""
     children: dict[int, list[Process]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal() and (fields := _stat(int(entry.name))) is not None:
             children.setdefault(int(fields[_PARENT]), []).append((int(entry.name), int(fields[_BEGAN])))
-    found: list[Process] = []
-    left = [root]
-    while left:
-        below = children.get(left.pop(), [])
-        found += below
-        left += [number for number, _ in below]
+    found = [child for child in children.get(root, []) if command.search(_command_line(child[0]))]
+    # Grows while it is gone through.
+    for number, _ in found:
+        found += children.get(number, [])
     return found
 
 
@@ -205,6 +206,13 @@ def _stat(number: int) -> list[str] | None:
         return Path(f"/proc/{number}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
         return None
+
+
+def _command_line(number: int) -> str:
+    try:
+        return Path(f"/proc/{number}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
 
 
 def _mark() -> str:

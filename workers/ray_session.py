@@ -10,6 +10,8 @@ A session that finds Ray running in this process uses it and leaves it running. 
 from __future__ import annotations
 
 import logging
+import os
+import re
 import socket
 import sys
 from contextlib import contextmanager
@@ -23,7 +25,7 @@ from ringfeed.workers.environment import choose_ray_auth, read_environment, work
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["RaySession", "join_ray", "ray_session", "starts_own_ray"]
+__all__ = ["RaySession", "join_ray", "own_ray_command", "ray_session", "starts_own_ray"]
 
 # Jobs here send paths and digests, not data: Ray's default of 30 % of memory is not needed.
 _OBJECT_STORE_BYTES = 128 << 20
@@ -92,6 +94,14 @@ def join_ray() -> None:
             "its own machine and, where Ray asks for a token, RAY_AUTH_MODE=token with RAY_AUTH_TOKEN or "
             "RAY_AUTH_TOKEN_PATH as the service has them; or load over flight://, which needs no Ray"
         ) from error
+
+
+def own_ray_command() -> re.Pattern[str]:
+    """Return what the command lines of the processes have in common that a Ray of this process starts.
+
+    Ray calls its session by the time and the process that began it.
+    """
+    return re.compile(rf"/session_[\d_-]+_{os.getpid()}\b")
 
 
 def starts_own_ray() -> bool:

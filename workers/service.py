@@ -27,7 +27,7 @@ from ringfeed.workers.environment import WORKER_THREADS
 from ringfeed.workers.flight_server import FlightServer
 from ringfeed.workers.plan_opening import open_checked
 from ringfeed.workers.process_journal import ProcessJournal
-from ringfeed.workers.ray_session import ray_session, starts_own_ray
+from ringfeed.workers.ray_session import own_ray_command, ray_session, starts_own_ray
 from ringfeed.workers.roster import Roster
 from ringfeed.workers.service_options import is_wildcard
 from ringfeed.workers.supervisor import Supervisor
@@ -197,7 +197,7 @@ class Service:
         self._end.callback(_sweep_shared_memory)
         is_own = starts_own_ray()
         if is_own:
-            self._end.enter_context(ProcessJournal()).follow()
+            self._end.enter_context(ProcessJournal(own_ray_command())).follow()
         _check_wanted(is_unwanted)
         cpus, store = options.num_builders, budget.store_bytes
         session = self._end.enter_context(ray_session(num_cpus=cpus, object_store_bytes=store))

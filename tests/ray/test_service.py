@@ -84,8 +84,10 @@ def member(running, role):
 def test_ranks_get_the_bytes_of_the_plan(plan, local_ray, layout):
     with serve(plan, cp_size=2, layout=layout, builders=1, **SMALL) as running:
         for rank in range(2):
-            with load(running.url, cp=(rank, 2)) as loader:
-                assert_same_batches(loader, load(plan, layout=layout, cp=(rank, 2)))
+            expected = list(load(plan, layout=layout, cp=(rank, 2)))
+            for url in (running.url, running.ray_url):
+                with load(url, cp=(rank, 2)) as loader:
+                    assert_same_batches(loader, expected)
 
 
 def test_builders_and_feeders_killed_in_the_middle_change_no_byte(plan, local_ray):
@@ -162,10 +164,12 @@ def test_what_builders_cannot_do_ends_the_start_with_what_they_say(plan, local_r
 
 
 class Command:
-    """``ringfeed serve`` in a process of its own, on a Ray of its own that wants a token."""
+    """``ringfeed serve`` in a process of its own, and without an address on a Ray of its own with a token."""
 
-    def __init__(self, plan, *flags):
+    def __init__(self, plan, *flags, address=None):
         variables = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+        if address is not None:
+            variables |= {"RAY_ADDRESS": address, "RAY_AUTH_MODE": "disabled"}
         flags = ("--builders", "1", "--block-bytes", "1024", "--node-bytes", str(320 << 20), *flags)
         self.process = subprocess.Popen(
             [*COMMAND, str(plan), "--cp", "2", "--layout", "te", "--json", *flags],
@@ -215,31 +219,33 @@ def abandoned_folders():
     return found
 
 
-def test_the_command_serves_beside_another_service_and_a_signal_ends_it_without_a_trace(plan, local_ray):
+def test_the_command_joins_a_cluster_and_leaves_nothing_there(plan, local_ray):
+    import ray
+
     with serve(plan, cp_size=2, layout="te", builders=1, **SMALL) as running:
-        command = Command(plan)
+        address = ray.get_runtime_context().gcs_address
+        command = Command(plan, "--name", "other", address=address)
         try:
-            assert command.facts["url"].startswith("flight://127.0.0.1:")
-            assert command.facts["ray_url"] == "ray-actor://ringfeed/feed"
-            with load(command.facts["url"]) as loader, load(running.url) as other:
+            assert command.facts["ray_url"] == "ray-actor://ringfeed/other"
+            assert command.facts["ray_address"] == address
+            with load(command.facts["url"]) as loader, load(command.facts["ray_url"]) as other:
                 assert_same_batches(loader, other)
         finally:
-            # As Ctrl-C on a terminal: to all processes of the group.
-            os.killpg(command.process.pid, signal.SIGINT)
-            code, out = command.end(0)
-    assert (code, out) == (0, "")
-    assert session_of(command) == []
-    assert abandoned_folders() == []
+            code, out = command.end(signal.SIGTERM)
+        assert (code, out) == (0, "")
+        with pytest.raises(ValueError, match="other"):
+            ray.get_actor("other", namespace="ringfeed")
+        with load(running.url) as loader:
+            assert_same_batches(loader, load(plan, layout="te"))
 
 
-def test_ranks_wait_for_a_service_that_was_killed_and_it_clears_away_what_is_left(plan):
+def test_ranks_wait_for_a_service_that_was_killed_and_the_next_one_clears_away_what_is_left(plan):
     killed = Command(plan)
     port = killed.facts["url"].rpartition(":")[2]
     expected, found = list(load(plan, layout="te")), []
     with load(killed.facts["url"], prefetch_bytes=8192) as loader:
         found += list(islice(loader, 10))
-        left = session_of(killed)
-        assert len(left) > 5
+        assert len(session_of(killed)) > 5
         assert killed.end(signal.SIGKILL)[0] == -signal.SIGKILL
         rest = threading.Thread(target=lambda: found.extend(loader), daemon=True)
         rest.start()
@@ -250,8 +256,10 @@ def test_ranks_wait_for_a_service_that_was_killed_and_it_clears_away_what_is_lef
             rest.join(timeout=60)
             assert not rest.is_alive()
         finally:
-            code, _ = again.end(signal.SIGTERM)
+            # As Ctrl-C on a terminal does: to all processes of the group.
+            os.killpg(again.process.pid, signal.SIGINT)
+            code, out = again.end(0)
     assert_same_batches(found, expected)
-    assert code == 0
+    assert (code, out) == (0, "")
     assert session_of(again) == []
     assert abandoned_folders() == []
