@@ -15,6 +15,7 @@ from typing import Annotated
 
 import typer
 
+from ringfeed.pipeline.choices import EncodingErrors
 from ringfeed.pipeline.cli_options import (
     ConfigFile,
     Json,
@@ -22,6 +23,7 @@ from ringfeed.pipeline.cli_options import (
     Report,
     ReportCostModel,
     ReportDp,
+    choice,
     number,
     run_named,
 )
@@ -105,7 +107,7 @@ def ingest(
         str | None, typer.Option(metavar="N", help="name of the corpus  [default: its folder's]")
     ] = None,
     encoding_errors: Annotated[
-        str | None, typer.Option(metavar="fail|skip|bytes", help="text that is not UTF-8  [default: fail]")
+        str | None, choice("text that is not UTF-8  [default: fail]", EncodingErrors)
     ] = None,
     glob: Annotated[
         str | None, typer.Option(metavar="PATTERN", help="names to read in folders, such as *.py")

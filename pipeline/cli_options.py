@@ -5,6 +5,7 @@ Out:  an exit code (``console.py``)
 """
 
 from collections.abc import Mapping
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +13,22 @@ import typer
 
 from ringfeed.pipeline.console import run_command
 
-__all__ = ["ConfigFile", "Json", "Plot", "Report", "ReportCostModel", "ReportDp", "number", "run_named"]
+__all__ = [
+    "ConfigFile",
+    "Json",
+    "Plot",
+    "Report",
+    "ReportCostModel",
+    "ReportDp",
+    "choice",
+    "number",
+    "run_named",
+]
+
+
+def choice(explanation: str, words: type[StrEnum]) -> Any:
+    """Return a typer option for one of ``words``, which its help lists; configs check what was typed."""
+    return typer.Option(metavar="|".join(words), help=explanation)
 
 
 def number(explanation: str, *, metavar: str = "N") -> Any:

@@ -14,6 +14,15 @@ from typing import Annotated, Any
 
 import typer
 
+from ringfeed.pipeline.choices import (
+    Balance,
+    Basis,
+    LengthBuckets,
+    Overflow,
+    PackShape,
+    Schedule,
+    Unsupervised,
+)
 from ringfeed.pipeline.cli_options import (
     ConfigFile,
     Json,
@@ -21,6 +30,7 @@ from ringfeed.pipeline.cli_options import (
     Report,
     ReportCostModel,
     ReportDp,
+    choice,
     number,
     run_named,
 )
@@ -58,11 +68,11 @@ def plan(
     packs_per_step: Annotated[int | None, number("packs in a global batch")] = None,
     pack_shape: Annotated[
         str | None,
-        typer.Option(metavar="fixed|variable", help="do all packs have one length?  [default: fixed]"),
+        choice("do all packs have one length?  [default: fixed]", PackShape),
     ] = None,
     length_buckets: Annotated[
         str | None,
-        typer.Option(metavar="none|powers_of_two", help="few lengths for variable packs  [default: none]"),
+        choice("few lengths for variable packs  [default: none]", LengthBuckets),
     ] = None,
     mean_tokens: Annotated[
         int | None, number("slots of a variable pack on average  [default: 7/8 of pack-tokens]")
@@ -82,23 +92,19 @@ def plan(
     lengths: Annotated[
         Path | None, typer.Option(metavar="FILE.npy", help="plan these lengths, without a corpus")
     ] = None,
-    balance: Annotated[
-        str | None, typer.Option(metavar="work|best_fit|in_order|concat|given", help="[default: work]")
-    ] = None,
+    balance: Annotated[str | None, choice("[default: work]", Balance)] = None,
     window: Annotated[int | None, number("steps of look-ahead  [default: 16]", metavar="W")] = None,
     slate_size: Annotated[int | None, number("the dp meant  [default: packs-per-step]")] = None,
     schedule: Annotated[
         str | None,
-        typer.Option(metavar="spread|homogeneous", help="how slates make steps  [default: spread]"),
+        choice("how slates make steps  [default: spread]", Schedule),
     ] = None,
     long_tokens: Annotated[
         int | None, number("documents that are moved over the window  [default: a 16th of a pack]")
     ] = None,
     overflow: Annotated[
         str | None,
-        typer.Option(
-            metavar="split|truncate|drop|error", help="documents longer than a pack  [default: split]"
-        ),
+        choice("documents longer than a pack  [default: split]", Overflow),
     ] = None,
     mixture: Annotated[
         Path | None, typer.Option(metavar="FILE", help="weights, schedule and curriculum of the corpora")
@@ -119,7 +125,7 @@ def plan(
     ] = None,
     unsupervised: Annotated[
         str | None,
-        typer.Option(metavar="refuse|redraw", help="a step with nothing to train on  [default: refuse]"),
+        choice("a step with nothing to train on  [default: refuse]", Unsupervised),
     ] = None,
     cost_model: Annotated[
         str | None, typer.Option(metavar="7b|70b|tokens|MODEL", help="cost of a document  [default: 7b]")
@@ -188,9 +194,7 @@ def fit_cost(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="TABLE.csv", help="the table to write")
     ] = None,
-    basis: Annotated[
-        str | None, typer.Option(metavar="quadratic|piecewise", help="[default: quadratic]")
-    ] = None,
+    basis: Annotated[str | None, choice("[default: quadratic]", Basis)] = None,
     tolerance: Annotated[
         float | None, typer.Option(metavar="SHARE", help="a sample may be so far off  [default: 0.5]")
     ] = None,

@@ -12,7 +12,7 @@ from __future__ import annotations
 from pathlib import Path  # noqa: TC003  (pydantic needs it at run time)
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, PrivateAttr, model_validator
 
 from ringfeed.pipeline.config_base import CommandConfig, Count, Flag, Natural, Text
 from ringfeed.pipeline.ingest_options import IngestOptions
@@ -65,13 +65,15 @@ class IngestConfig(CommandConfig):
 
     glob: Text | None = Field(None, description="names of files to read in folders, such as *.py")
 
+    _options: IngestOptions = PrivateAttr()
+
     def to_options(self) -> IngestOptions:
         """Return what the ingest takes; it has the rules between fields."""
-        return IngestOptions(**dict(self))
+        return self._options
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        self.to_options()
+        self._options = IngestOptions(**dict(self))
         if self.tokens_column is not None and "tokenizer" in self.model_fields_set:
             raise ValueError(
                 f"tokenizer={self.tokenizer!r} has nothing to do: tokens_column={self.tokens_column!r} "

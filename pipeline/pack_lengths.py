@@ -9,10 +9,11 @@ A plan knows footprints at its own multiple, a view at its layout's: both round 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from ringfeed.pipeline.choices import LengthBuckets, PackShape
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -20,26 +21,6 @@ if TYPE_CHECKING:
     from ringfeed.sharding.run_kernels import Int64Array
 
 __all__ = ["LengthBuckets", "PackLengths", "PackShape"]
-
-
-class PackShape(StrEnum):
-    """Whether all packs of a run have the same T."""
-
-    FIXED = "fixed"
-    """All have the budget."""
-    VARIABLE = "variable"
-    """Each has its own footprint rounded up, and the budget at most."""
-
-
-class LengthBuckets(StrEnum):
-    """Which T variable packs may have, so that compiled kernels and CUDA graphs see few shapes."""
-
-    NONE = "none"
-    """Any multiple that the layout can split."""
-    POWERS_OF_TWO = "powers_of_two"
-    """Powers of two; where the layout cannot split one, the next multiple that it can."""
-    EIGHTHS = "eighths"
-    """One to eight eighths of the budget, each rounded up to a multiple that the layout can split."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path  # noqa: TC003  (pydantic needs it at run time)
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from ringfeed.pipeline.config_base import CommandConfig, Count, Flag, Natural, Text
 from ringfeed.pipeline.mixture_config import Weight, read_mixture
@@ -127,7 +127,13 @@ class PlanConfig(ReportConfig):
     block_steps: Count = Field(4096, description="steps in a block, the portion that can be read ahead")
     workers: Count = Field(1, description="threads that draw documents ahead")
 
+    _options: PlanOptions = PrivateAttr()
+
     def to_options(self) -> PlanOptions:
+        """Return what the planner takes, made once: files that it was read from may change meanwhile."""
+        return self._options
+
+    def _make_options(self) -> PlanOptions:
         """Return what the planner takes; it has the rules between fields."""
         own = {*ReportConfig.model_fields, "mixture", "weights", "block_steps", "cost_model"}
         given = {name: value for name, value in self if name not in own}
@@ -149,9 +155,9 @@ class PlanConfig(ReportConfig):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        options = self.to_options()
+        self._options = self._make_options()
         for dp_size in self.report_dp:
-            num_micro_batches(packs_per_step=options.packs_per_step, dp_size=dp_size)
+            num_micro_batches(packs_per_step=self.packs_per_step, dp_size=dp_size)
         return self
 
 
@@ -174,7 +180,13 @@ class ExtendConfig(ReportConfig):
     cost_model: Text | None = Field(None, description="the plan's cost table, where it was made with one")
     workers: Count = Field(1, description="threads that draw documents ahead")
 
+    _extension: Extension = PrivateAttr()
+
     def to_extension(self) -> Extension:
+        """Return what the planner takes, made once: files that it was read from may change meanwhile."""
+        return self._extension
+
+    def _make_extension(self) -> Extension:
         """Return what the planner takes; it has the rules between fields and the plan."""
         from ringfeed.pipeline.planner.extend import Extension
 
@@ -195,7 +207,7 @@ class ExtendConfig(ReportConfig):
     def _check(self) -> Self:
         if self.mixture is not None and self.weights:
             raise ValueError(_TWO_WAYS)
-        self.to_extension()
+        self._extension = self._make_extension()
         return self
 
 

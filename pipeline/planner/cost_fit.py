@@ -10,13 +10,13 @@ fixed time per pack is not in the table: it is the same for every pack, so that 
 """
 
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ringfeed.pipeline.choices import Basis
 from ringfeed.pipeline.planner.cost_table import TableCost, parse_milliseconds, read_rows
 from ringfeed.pipeline.planner.nonnegative import nonnegative_least_squares
 
@@ -33,15 +33,6 @@ _NANOSECONDS = 1_000_000
 _LEAST_DIFFERENCE = 0.01
 _LINEAR = ("tokens", "documents", "packs")
 _BEND = "beyond "
-
-
-class Basis(StrEnum):
-    """The shape of the curve."""
-
-    QUADRATIC = "quadratic"
-    """a + b * l + c * l^2."""
-    PIECEWISE = "piecewise"
-    """a + b * l, and a bend upwards at each power of two that documents reach."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

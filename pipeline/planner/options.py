@@ -11,7 +11,15 @@ from math import lcm
 from pathlib import Path
 from typing import TypeVar
 
-from ringfeed.pipeline.pack_lengths import LengthBuckets, PackLengths, PackShape
+from ringfeed.pipeline.choices import (
+    Balance,
+    LengthBuckets,
+    Overflow,
+    PackShape,
+    Schedule,
+    Unsupervised,
+)
+from ringfeed.pipeline.pack_lengths import PackLengths
 from ringfeed.pipeline.planner.cost import DEFAULT_COST_MODEL, CostModel, check_costs
 from ringfeed.pipeline.planner.given import check_given
 from ringfeed.pipeline.planner.mixture import Mixture
@@ -23,52 +31,6 @@ __all__ = ["Balance", "BlockLimits", "Overflow", "PlanOptions", "Schedule", "Uns
 _Choice = TypeVar("_Choice", bound=StrEnum)
 _LARGEST_SEED = (1 << 64) - 1
 _LARGEST_PACK = (1 << 31) - 1
-
-
-class Balance(StrEnum):
-    """How pieces become packs."""
-
-    WORK = "work"
-    """Packs of like cost in every micro-batch of every step, looking ahead over the window's steps."""
-    BEST_FIT = "best_fit"
-    """Best-fit decreasing inside the look-ahead window: the least padding, nothing cut."""
-    IN_ORDER = "in_order"
-    """Next fit: documents stay in drawing order, a pack ends where the next one does not fit."""
-    CONCAT = "concat"
-    """Concatenate and chop at pack borders: no padding at the end of packs, documents are cut."""
-    GIVEN = "given"
-    """Rows that were packed before stay as they are, a pack each; a document of no such row has its own."""
-
-
-class Schedule(StrEnum):
-    """How slates are put together into steps, with ``balance=work``."""
-
-    SPREAD = "spread"
-    """From the most expensive to the cheapest in each step: steps cost much the same."""
-    HOMOGENEOUS = "homogeneous"
-    """Of like cost in each step: the micro-batches of a pipeline take equally long."""
-
-
-class Overflow(StrEnum):
-    """What to do with a document longer than a pack."""
-
-    SPLIT = "split"
-    """Cut it into pieces of one pack each; no token is lost."""
-    TRUNCATE = "truncate"
-    """Keep the first pack of it; the lost tokens are counted and named."""
-    DROP = "drop"
-    """Leave it out; counted and named."""
-    ERROR = "error"
-    """Refuse to plan."""
-
-
-class Unsupervised(StrEnum):
-    """What to do with a step in which no token is supervised."""
-
-    REFUSE = "refuse"
-    """Stop, and name it."""
-    REDRAW = "redraw"
-    """Let it change a pack with another step of the look-ahead (``redraw.py``)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

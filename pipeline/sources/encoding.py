@@ -4,23 +4,12 @@ In:   bytes of many texts, end to end
 Out:  which of them are broken
 """
 
-from enum import StrEnum
-
 import numpy as np
 from numpy.typing import NDArray
 
+from ringfeed.pipeline.choices import EncodingErrors
+
 __all__ = ["EncodingErrors", "find_broken"]
-
-
-class EncodingErrors(StrEnum):
-    """What to do with text that is not UTF-8."""
-
-    FAIL = "fail"
-    """Refuse it, naming the file."""
-    SKIP = "skip"
-    """Leave the document out, and count it."""
-    BYTES = "bytes"
-    """Keep the bytes as they are (byte tokenizer only)."""
 
 
 def find_broken(text: NDArray[np.uint8], offsets: NDArray[np.int64]) -> NDArray[np.bool_]:

@@ -10,6 +10,16 @@ import pytest
 import typer
 
 from ringfeed.pipeline import commands
+from ringfeed.pipeline.choices import (
+    Balance,
+    Basis,
+    EncodingErrors,
+    LengthBuckets,
+    Overflow,
+    PackShape,
+    Schedule,
+    Unsupervised,
+)
 from ringfeed.pipeline.cli import main
 from ringfeed.pipeline.config import SECTIONS
 from ringfeed.pipeline.console import Outcome
@@ -214,3 +224,19 @@ def test_a_closed_pipe_is_no_traceback(corpus):
     command = f"{sys.executable} -m ringfeed.workers.cli inspect {corpus} | true"
     done = subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True, check=False)
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("plan", (Balance, LengthBuckets, Overflow, PackShape, Schedule, Unsupervised)),
+        ("ingest", (EncodingErrors,)),
+        ("fit-cost", (Basis,)),
+    ],
+)
+def test_help_lists_every_word_that_a_flag_takes(command, words, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main([command, "--help"]) == 0
+    shown = capsys.readouterr().out
+    for kind in words:
+        assert "|".join(kind) in shown

@@ -5,6 +5,7 @@ import pytest
 from ringfeed.pipeline.config import (
     SECTIONS,
     DemoConfig,
+    ExtendConfig,
     IngestConfig,
     InspectConfig,
     PlanConfig,
@@ -156,3 +157,16 @@ def test_models_are_frozen_and_cover_every_command():
     assert set(SECTIONS) == base | {"shard", "serve", "convert", "demo"}
     with pytest.raises(ValueError, match="frozen"):
         DemoConfig(output=None, steps=20, workers=None).steps = 3
+
+
+def test_a_file_that_an_option_names_is_read_once(tmp_path):
+    mixture = tmp_path / "mixture.yaml"
+    mixture.write_text("sources: {web: 1, code: 3}")
+    flags = {"plan": "plan", "mixture": str(mixture)}
+    config, extension = plan_config(mixture=str(mixture)), load_config(ExtendConfig, flags=flags, file=None)
+    mixture.write_text("sources: {web: 2, code: 1}")
+
+    options = config.to_options().mixture
+    assert options is not None
+    assert [source.weight for source in options.sources] == [1, 3]
+    assert extension.to_extension().mixture == options
