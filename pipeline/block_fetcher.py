@@ -14,18 +14,27 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from concurrent.futures import Future
 
+    from ringfeed.pipeline.digest_report import DigestReport
     from ringfeed.pipeline.feed_facts import FeedFacts
     from ringfeed.pipeline.feed_request import BlockRequest
     from ringfeed.pipeline.ranks import RankPlace
     from ringfeed.pipeline.step_block import EncodedBlock
 
-__all__ = ["BlockFetcher", "BlockSupply", "FeedQuestion", "FetcherStatus", "OpenFetcher", "TlsFiles"]
+__all__ = [
+    "BlockFetcher",
+    "BlockSupply",
+    "DigestComparer",
+    "FeedQuestion",
+    "FetcherStatus",
+    "OpenFetcher",
+    "TlsFiles",
+]
 
 
 class BlockSupply(Protocol):
@@ -94,6 +103,20 @@ class BlockFetcher(Protocol):
 
     def close(self) -> None:
         """Cancel what is under way and give back connections and memory. A second call does nothing."""
+        ...
+
+
+@runtime_checkable
+class DigestComparer(Protocol):
+    """What a fetcher can do beside, if all ranks of a run ask one service: compare what they train on."""
+
+    def compare(self, report: DigestReport) -> DigestReport | None:
+        """Return what another rank said of the same packs, if it is something else. May take a while.
+
+        Raises:
+            ConnectionError: if the service does not answer.
+            ValueError: if it does not compare.
+        """
         ...
 
 

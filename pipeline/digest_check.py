@@ -10,7 +10,7 @@ value, skip list and packs, so comparing one number per rank finds it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from ringfeed.pipeline.batch import BatchInfo
 
-__all__ = ["CHECK_EVERY", "DigestCheck", "RankMismatchError"]
+__all__ = ["CHECK_EVERY", "BatchCheck", "DigestCheck", "RankMismatchError"]
 
 CHECK_EVERY = 64
 """Steps between two comparisons; the first batch after a start or a loaded state is always compared."""
@@ -31,6 +31,22 @@ _SIGN = 1 << 63
 
 class RankMismatchError(RuntimeError):
     """Ranks that must hold parts of the same packs do not."""
+
+
+class BatchCheck(Protocol):
+    """Compares the batches of ranks that share packs, now and then."""
+
+    def restart(self) -> None:
+        """Compare the next batch: an iteration begins."""
+        ...
+
+    def see(self, info: BatchInfo) -> None:
+        """Look at a batch that is about to be handed out.
+
+        Raises:
+            RankMismatchError: if the ranks do not have the same packs.
+        """
+        ...
 
 
 class DigestCheck:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ringfeed.pipeline.block_fetcher import DigestComparer
 from ringfeed.pipeline.block_reader import ReadBlock, read_block
 from ringfeed.pipeline.feed_request import BLOCK_COLUMNS
 from ringfeed.pipeline.feed_stall import Patience, Stall, StallWatch
@@ -102,6 +103,10 @@ class FeedSource:
     @property
     def is_growing(self) -> bool:
         return self._facts.is_growing
+
+    @property
+    def comparer(self) -> DigestComparer | None:
+        return self._fetcher if isinstance(self._fetcher, DigestComparer) else None
 
     @property
     def packs_per_step(self) -> int:

@@ -27,6 +27,7 @@ from ringfeed.pipeline.shm_files import host_mark, read_proof
 
 if TYPE_CHECKING:
     from ringfeed.pipeline.block_fetcher import FeedQuestion
+    from ringfeed.pipeline.digest_report import DigestReport
     from ringfeed.pipeline.feed_facts import FeedFacts
     from ringfeed.pipeline.feed_request import BlockRequest
     from ringfeed.pipeline.flight_link import FlightStream
@@ -99,6 +100,15 @@ class FlightFetcher:
             self._changed.notify_all()
         future.add_done_callback(lambda done: self._drop(number) if done.cancelled() else None)
         return future
+
+    def compare(self, report: DigestReport) -> DigestReport | None:
+        link = FlightLink(self._url, self._credentials)
+        try:
+            return link.compare(report)
+        except LinkError as error:
+            raise _as_builtin(error) from None
+        finally:
+            link.close()
 
     def status(self) -> FetcherStatus:
         waiting = len(self._asked)

@@ -15,8 +15,17 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 import pyarrow.flight as fl
 
+from ringfeed.pipeline.digest_report import DigestReport
 from ringfeed.pipeline.feed_facts import FeedFacts
-from ringfeed.pipeline.flight_wire import REFUSED, Ask, DirectoryQuestion, Feeder, Hello, pack_message
+from ringfeed.pipeline.flight_wire import (
+    COMPARE,
+    REFUSED,
+    Ask,
+    DirectoryQuestion,
+    Feeder,
+    Hello,
+    pack_message,
+)
 
 if TYPE_CHECKING:
     from ringfeed.pipeline.block_fetcher import TlsFiles
@@ -142,6 +151,21 @@ class FlightLink:
                 facts=FeedFacts.from_json(info.app_metadata),
                 feeders=tuple(feeder for endpoint in info.endpoints for feeder in _feeders(endpoint)),
             )
+        except ValueError as error:
+            raise LinkError(Failure.REFUSED, f"{self.url}: {error}") from None
+
+    def compare(self, report: DigestReport) -> DigestReport | None:
+        """Ask a directory whether another rank said something else.
+
+        Raises:
+            LinkError: if it does not answer, or does not compare.
+        """
+        try:
+            action = fl.Action(COMPARE, pa.py_buffer(report.to_json()))
+            found = list(self._client.do_action(action, self._options(timeout=_CALL_SECONDS)))
+            return DigestReport.from_json(found[0].body.to_pybytes()) if found else None
+        except (pa.ArrowException, OSError) as error:
+            raise LinkError.of(error, self.url) from None
         except ValueError as error:
             raise LinkError(Failure.REFUSED, f"{self.url}: {error}") from None
 

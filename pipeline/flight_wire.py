@@ -5,6 +5,7 @@ Out:  bytes of ``GetFlightInfo`` commands and of ``DoExchange`` app_metadata, an
 
     rank                                       feeder (``workers/flight_server.py``)
     GetFlightInfo(DirectoryQuestion)      ->   app_metadata: facts; one endpoint per feeder
+    DoAction(COMPARE, DigestReport)       ->   nothing, or the report that this one contradicts
     DoExchange(Hello)                     ->
       ASK number, request                 ->   BLOCK | FACTS | FILE | DROPPED | ERROR, in the order asked
       DROP number                         ->   DROPPED, unless the block went out already
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = [
+    "COMPARE",
     "MAX_MESSAGE_BYTES",
     "REFUSED",
     "Ask",
@@ -47,6 +49,8 @@ __all__ = [
 WIRE_VERSION = 1
 MAX_MESSAGE_BYTES = 4096
 """Of anything that a rank sends; a longer message ends the stream."""
+COMPARE = "compare"
+"""Action of a directory: a ``DigestReport`` in, that of another rank out if they differ, else nothing."""
 REFUSED = b"ringfeed-refused"
 """Extra information of a Flight error that asking elsewhere would not mend."""
 _HEAD = struct.Struct("<BQ")

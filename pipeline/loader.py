@@ -25,6 +25,7 @@ from ringfeed.pipeline.loader_node import LoaderNode, Position
 from ringfeed.pipeline.loader_source import SourceOptions, open_source
 from ringfeed.pipeline.pack_lengths import PackShape
 from ringfeed.pipeline.ranks import RankPlace
+from ringfeed.pipeline.service_check import make_service_check
 from ringfeed.pipeline.step_batch import stack_step
 
 if TYPE_CHECKING:
@@ -111,7 +112,8 @@ class Loader:
                 is read by each: its pages are shared already.
             cp_group: process group (or one-dimensional ``DeviceMesh``) of the ranks of this dp rank: they
                 compare step digests at the first batch of an iteration and every 64 steps. All of them
-                iterate alike.
+                iterate alike. None: ranks of a service compare through it, which finds other packs at the
+                same step, not ranks at different steps.
             token: bearer token for a URL. None takes what its transport finds in the environment.
             tls: PEM file of the CA for an encrypted URL, or a mapping of ``ca``, and for mTLS ``cert`` and
                 ``key``, to files.
@@ -147,9 +149,10 @@ class Loader:
             metrics=metrics or NoMetrics(),
             node_group=node_group,
         )
-        self._check = None if cp_group is None else DigestCheck(cp_group)
+        group_check = None if cp_group is None else DigestCheck(cp_group)
         self._metrics = options.metrics
         self._source = open_source(source, options)
+        self._check = group_check or make_service_check(self._source.comparer, place)
         self._builder = BatchBuilder(
             self._source, place=place, placer=placer, columns=wanted, pads=PadsChoice()
         )
@@ -173,7 +176,7 @@ class Loader:
         """Return an iterator that goes on from the last batch that was handed out.
 
         Its ``next`` raises CorruptDataError for damaged data, TimeoutError if a service stays silent,
-        RankMismatchError if ``cp_group`` disagrees, and RuntimeError once overtaken.
+        RankMismatchError if ranks that share packs disagree, and RuntimeError once overtaken.
         """
         batches: Iterator[Batch] = self._start()
         return batches

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from ringfeed.pipeline.batch import Batch
     from ringfeed.pipeline.batch_builder import BatchBuilder, BuiltBatch
-    from ringfeed.pipeline.digest_check import DigestCheck
+    from ringfeed.pipeline.digest_check import BatchCheck
     from ringfeed.pipeline.loader_metrics import LoaderMetrics
 
 __all__ = ["LoaderNode", "Position"]
@@ -150,7 +150,7 @@ class LoaderNode(BaseNode[Any]):  # type: ignore[misc]
         position: Position,
         *,
         prefetch: int,
-        check: DigestCheck | None = None,
+        check: BatchCheck | None = None,
         metrics: LoaderMetrics | None = None,
     ) -> None:
         super().__init__()
@@ -219,7 +219,7 @@ class LoaderNode(BaseNode[Any]):  # type: ignore[misc]
         self._metrics.batch(tokens=built.num_tokens, seconds=waited)
         return built
 
-    def _compare(self, check: DigestCheck, built: BuiltBatch) -> None:
+    def _compare(self, check: BatchCheck, built: BuiltBatch) -> None:
         try:
             check.see(built.batch.info)
         except RankMismatchError:

@@ -13,6 +13,7 @@ from ringfeed.pipeline.step_share import StepShare, deal_step
 if TYPE_CHECKING:
     import threading
 
+    from ringfeed.pipeline.block_fetcher import DigestComparer
     from ringfeed.pipeline.ranks import RankPlace
     from ringfeed.pipeline.view_source import ViewSource
     from ringfeed.pipeline.views import RankView
@@ -31,6 +32,10 @@ class LocalSource:
 
     def refresh(self) -> None:
         pass
+
+    @property
+    def comparer(self) -> DigestComparer | None:
+        return None
 
     @property
     def window_bytes(self) -> int:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from ringfeed.pipeline.block_fetcher import DigestComparer
     from ringfeed.pipeline.laid_pack import LaidPack
     from ringfeed.pipeline.opening import ViewSpec
     from ringfeed.pipeline.ranks import RankPlace
@@ -106,6 +107,11 @@ class RankSource(Protocol):
     @property
     def window_bytes(self) -> int:
         """Bytes that the source may hold for what comes next; 0 where nothing is fetched ahead."""
+        ...
+
+    @property
+    def comparer(self) -> DigestComparer | None:
+        """Who knows what other ranks of this run train on, if anybody does."""
         ...
 
     @property

@@ -22,10 +22,12 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.flight as fl
 
-from ringfeed.pipeline.flight_wire import REFUSED, DirectoryQuestion, Feeder, Hello
+from ringfeed.pipeline.digest_report import MAX_REPORT_BYTES
+from ringfeed.pipeline.flight_wire import COMPARE, REFUSED, DirectoryQuestion, Feeder, Hello
 from ringfeed.pipeline.shm_files import BlockFolder, host_mark
 from ringfeed.pipeline.shm_slots import SlotPool
 from ringfeed.pipeline.step_block import block_schema
+from ringfeed.workers.digest_table import DigestTable
 from ringfeed.workers.flight_auth import BearerCheck
 from ringfeed.workers.flight_exchange import BlockExchange, ExchangeParts
 from ringfeed.workers.flight_options import ServerOptions
@@ -52,6 +54,7 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]
         options: ServerOptions | None = None,
         *,
         feeders: Callable[[], Sequence[Feeder]] | None = None,
+        compare: Callable[[bytes], bytes | None] | None = None,
     ) -> None:
         """Open the port.
 
@@ -59,6 +62,7 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]
             supply: gives facts and blocks; called from several threads.
             options: where to listen, for whom.
             feeders: who gives blocks now, for a directory; None is this server alone.
+            compare: where ranks compare digests (``DigestTable.compare_json``); None is a table of its own.
 
         Raises:
             ValueError: if the port cannot be had, or key and certificate cannot be used.
@@ -66,6 +70,7 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]
         self._options = options = options or ServerOptions()
         self._supply = supply
         self._feeders = feeders or self._only_me
+        self._compare = compare or DigestTable().compare_json
         self._lock = threading.Lock()
         self._exchanges: set[BlockExchange] = set()
         self._is_stopping = False
@@ -131,6 +136,13 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]
         finally:
             with self._lock:
                 self._exchanges.discard(exchange)
+
+    def do_action(self, context: Any, action: Any) -> list[Any]:  # noqa: ARG002
+        if action.type != COMPARE:
+            raise NotImplementedError(f"no action {action.type[:80]!r}")
+        with _refusals():
+            other = self._compare(bytes(memoryview(action.body)[: MAX_REPORT_BYTES + 1]))
+        return [] if other is None else [other]
 
     def stop(self, *, grace_seconds: float = 10.0) -> bool:
         """Tell all ranks to ask elsewhere, and end. A second call does nothing.

@@ -17,10 +17,13 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from ringfeed.pipeline.block_fetcher import FetcherStatus
+from ringfeed.pipeline.digest_report import DigestReport
 from ringfeed.workers.builder_pool import BuilderPool
 from ringfeed.workers.ray_session import join_ray
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ringfeed.pipeline.block_fetcher import FeedQuestion
     from ringfeed.pipeline.feed_facts import FeedFacts
     from ringfeed.pipeline.feed_request import BlockRequest
@@ -52,9 +55,10 @@ def open_fetcher(url: str, question: FeedQuestion) -> ObjectStoreFetcher:
     from ringfeed.workers.ray_builders import RayBuilderCalls, RosterLookup
 
     node_id = ray.get_runtime_context().get_node_id()
-    pool = BuilderPool(RosterLookup(name, namespace), RayBuilderCalls(), node_id=node_id)
+    lookup = RosterLookup(name, namespace)
+    pool = BuilderPool(lookup, RayBuilderCalls(), node_id=node_id)
     pool.facts()
-    return ObjectStoreFetcher(pool)
+    return ObjectStoreFetcher(pool, compare=lambda report: lookup.ask("compare", report))
 
 
 def split_url(url: str) -> tuple[str, str]:
@@ -72,9 +76,22 @@ def split_url(url: str) -> tuple[str, str]:
 class ObjectStoreFetcher:
     """A ``BlockFetcher`` over a pool of builders. Requests begin in the order in which they were made."""
 
-    def __init__(self, pool: BuilderPool, *, num_threads: int = _NUM_THREADS) -> None:
-        """Take a pool, which is closed with the fetcher; no thread is started yet."""
+    def __init__(
+        self,
+        pool: BuilderPool,
+        *,
+        compare: Callable[[bytes], bytes | None] | None = None,
+        num_threads: int = _NUM_THREADS,
+    ) -> None:
+        """Start no thread yet.
+
+        Args:
+            pool: whom to ask; closed with the fetcher.
+            compare: where ranks compare digests (``ServiceActor.compare``).
+            num_threads: blocks that are asked for at a time.
+        """
         self._pool = pool
+        self._compare = compare
         self._num_threads = num_threads
         self._lock = threading.Lock()
         self._waiting: queue.SimpleQueue[tuple[BlockRequest, Future[EncodedBlock]] | None] = (
@@ -99,6 +116,12 @@ class ObjectStoreFetcher:
         future.add_done_callback(self._forget)
         self._waiting.put((request, future))
         return future
+
+    def compare(self, report: DigestReport) -> DigestReport | None:
+        if self._compare is None:
+            raise ValueError("there is no service to compare with")
+        other = self._compare(report.to_json())
+        return None if other is None else DigestReport.from_json(other)
 
     def status(self) -> FetcherStatus:
         asked = f"{self._pool.status()}, {len(self._asked)} blocks asked for"

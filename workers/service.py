@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from ringfeed.pipeline.progress import Progress
     from ringfeed.pipeline.step_block import EncodedBlock
     from ringfeed.workers.block_builder import PlanOpener
+    from ringfeed.workers.ray_builders import RosterLookup
     from ringfeed.workers.service_loop import ServiceLoop
     from ringfeed.workers.service_options import ServiceOptions
     from ringfeed.workers.supervisor import MemberView
@@ -192,7 +193,9 @@ class Service:
         if is_wildcard(server.host) and server.public_host is None:
             server = replace(server, public_host=socket.getfqdn())
         # The port before anything that takes time.
-        self._directory = FlightServer(directory, server, feeders=lambda: directory.roster().feeders)
+        self._directory = FlightServer(
+            directory, server, feeders=lambda: directory.roster().feeders, compare=directory.compare
+        )
         self._end.enter_context(self._directory)
         self._end.callback(_sweep_shared_memory)
         is_own = starts_own_ray()
@@ -217,7 +220,7 @@ class Service:
         supervisor = Supervisor(num_builders=options.num_builders, feeder_node=crew.feeder_node)
         self.ray_address = connected_address()
         self._loop = loop = ServiceLoop(supervisor, crew, facts, tell=tell)
-        directory.follow(loop)
+        directory.follow(loop, options)
         self._end.callback(loop.stop)
         loop.start()
         while not loop.is_up.wait(_NOTICE_SECONDS):
@@ -232,13 +235,22 @@ class _Directory:
         self._facts = facts
         self._loop: ServiceLoop | None = None
         self._pool: BuilderPool | None = None
+        self._lookup: RosterLookup | None = None
 
-    def follow(self, loop: ServiceLoop) -> None:
+    def follow(self, loop: ServiceLoop, options: ServiceOptions) -> None:
         """From now on, ask builders what there is, and the loop who is there."""
-        from ringfeed.workers.ray_builders import RayBuilderCalls
+        from ringfeed.workers.ray_builders import RayBuilderCalls, RosterLookup
 
         self._pool = BuilderPool(lambda: loop.roster, RayBuilderCalls())
+        self._lookup = RosterLookup(options.name, options.namespace)
         self._loop = loop
+
+    def compare(self, report: bytes) -> bytes | None:
+        """Compare where ranks on Ray do, too."""
+        if self._lookup is None:
+            raise ConnectionError("the service is starting")
+        other: bytes | None = self._lookup.ask("compare", report)
+        return other
 
     def roster(self) -> Roster:
         """Return who is there."""

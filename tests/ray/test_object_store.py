@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 
 from ringfeed.pipeline.corpus_writer import write_corpus
+from ringfeed.pipeline.digest_check import RankMismatchError
+from ringfeed.pipeline.digest_report import DigestReport
 from ringfeed.pipeline.feed_request import BLOCK_COLUMNS, BlockRequest
 from ringfeed.pipeline.loader import Loader
 from ringfeed.pipeline.opening import OpenOptions, open_spec
@@ -27,6 +29,7 @@ from ringfeed.sharding.layouts import make_layout
 from ringfeed.workers.block_builder import PlanOpener
 from ringfeed.workers.ray_session import ray_session
 from ringfeed.workers.roster import BuilderMember, Roster
+from ringfeed.workers.service_actor import ServiceActor
 
 pytestmark = pytest.mark.ray
 
@@ -98,17 +101,6 @@ def builder_shell():
     return Shell
 
 
-def service_shell():
-    class Service:
-        def set_roster(self, roster):
-            self.current = roster
-
-        def roster(self):
-            return self.current
-
-    return Service
-
-
 class Service:
     """What ``ringfeed serve`` has on Ray, and a hand on it: builders that can be killed and made again."""
 
@@ -126,7 +118,7 @@ class Service:
         return self.ray.remote(num_cpus=0.1, max_restarts=0)(builder_shell()).remote()
 
     def start_directory(self):
-        service = self.ray.remote(num_cpus=0)(service_shell())
+        service = self.ray.remote(num_cpus=0)(ServiceActor)
         self.directory = service.options(name="feed", namespace="tests").remote()
         if self.opener is not None:
             self.tell()
@@ -411,6 +403,24 @@ def test_dp_changes_at_borders_and_global_batches_stay(service, plan):
 
     for step in range(whole.num_steps):
         assert sorted(found[step]) == sorted(whole.step_packs(step).pieces.documents.tolist())
+
+
+def test_a_rank_with_other_packs_than_its_peers_stops_with_both_digests(service, plan):
+    service.use(plan, "te")
+    place = RankPlace(dp_rank=0, dp_size=2, cp_rank=1, cp_size=2, packs_per_chunk=2)
+    with load(URL, packs_per_chunk=2, dp=(1, 2)) as loader:
+        assert len(list(loader)) == 2 * loader.num_steps
+        loader._check._asking.join(20)
+        assert loader._check.num_checks == 1
+    other = DigestReport.of(place, step=0, digest=0xABCD)
+    service.ray.get(service.directory.compare.remote(other.to_json()))
+
+    with load(URL, packs_per_chunk=2) as loader:
+        batches = iter(loader)
+        own = f"{next(batches).info.step_digest:016x}"
+        loader._check._asking.join(20)
+        with pytest.raises(RankMismatchError, match=rf"step 0 .*{own}, but cp rank 1 of 2 .*00abcd"):
+            next(batches)
 
 
 RANK = """

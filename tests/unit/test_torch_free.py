@@ -15,6 +15,7 @@ BRING_TORCH = {
     "ringfeed.pipeline.loader",
     "ringfeed.pipeline.loader_node",
     "ringfeed.pipeline.node_group",
+    "ringfeed.pipeline.service_check",
     "ringfeed.pipeline.step_batch",
     "ringfeed.sharding.automodel",
     "ringfeed.sharding.automodel_batches",
