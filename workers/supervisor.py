@@ -112,7 +112,7 @@ class RestartPolicy:
     """For a member to get ready, waiting for a free CPU or a new node included."""
     linger_seconds: float = 30.0
     """A node's feeder stays for so long after the last builder there."""
-    max_tries: int = 3
+    max_tries: int = 6
     """Starts of a member that is never ready, while no other has its role."""
 
     def __post_init__(self) -> None:
