@@ -6,14 +6,13 @@ Out:  the token, checked, for ``pipeline/flight_client.py`` and ``workers/flight
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
-__all__ = ["TOKEN_FILE_VARIABLE", "TOKEN_VARIABLE", "check_token", "find_token"]
+from ringfeed.pipeline.environment import TOKEN_FILE_VARIABLE, TOKEN_VARIABLE, read_token_variables
 
-TOKEN_VARIABLE = "RINGFEED_TOKEN"  # noqa: S105 - the name of a variable
-TOKEN_FILE_VARIABLE = "RINGFEED_TOKEN_FILE"  # noqa: S105 - the name of a variable
+__all__ = ["check_token", "find_token"]
+
 _TOKEN = re.compile(r"[\x21-\x7e]{8,1024}")
 
 
@@ -33,11 +32,10 @@ def find_token(token: str | None = None, *, file: str | Path | None = None) -> s
         return check_token(token, "token")
     if file is not None:
         return _read(Path(file), "token file")
-    if from_variable := os.environ.get(TOKEN_VARIABLE):
-        return check_token(from_variable, TOKEN_VARIABLE)
-    if from_file := os.environ.get(TOKEN_FILE_VARIABLE):
-        return _read(Path(from_file), TOKEN_FILE_VARIABLE)
-    return None
+    found = read_token_variables()
+    if found.token is not None:
+        return check_token(found.token, TOKEN_VARIABLE)
+    return None if found.file is None else _read(found.file, TOKEN_FILE_VARIABLE)
 
 
 def check_token(token: str, what: str) -> str:

@@ -83,6 +83,11 @@ def _fetcher(
     source: str | Path | BlockFetcher, options: SourceOptions, columns: tuple[str, ...]
 ) -> BlockFetcher:
     if not isinstance(source, str | Path):
+        try:
+            _refuse_credentials(options, f"a {type(source).__name__} has its own")
+        except ValueError:
+            source.close()
+            raise
         return source
     question = FeedQuestion(place=options.place, columns=columns, token=options.token, tls=options.tls)
     return open_fetcher(str(source), question)
@@ -117,14 +122,16 @@ def _open_together(source: str | Path | BlockFetcher, options: SourceOptions) ->
 
 
 def _open_folder(folder: Path, options: SourceOptions) -> RankSource:
-    if options.token is not None or options.tls is not None:
-        raise ValueError(
-            f"token= and tls= are for the URL of a service, {str(folder)!r} is a path; leave them out"
-        )
+    _refuse_credentials(options, f"{str(folder)!r} is a path")
     if _is_shards(folder):
         return _open_shards(folder, options)
     # Also for folders that are neither: reading them as a plan says what is wrong with them.
     return _open_plan(folder, options)
+
+
+def _refuse_credentials(options: SourceOptions, reason: str) -> None:
+    if options.token is not None or options.tls is not None:
+        raise ValueError(f"token= and tls= are for the URL of a service, {reason}; leave them out")
 
 
 def _is_shards(folder: Path) -> bool:

@@ -130,3 +130,13 @@ def test_a_trainer_saves_and_leaves_while_its_service_is_silent(make_builder):
         next(batches)
     assert fetcher.futures[0].cancelled()
     assert time.monotonic() - begin < 15
+
+
+@pytest.mark.parametrize("given", [{"token": "a-token-of-some-length"}, {"tls": __file__}])
+def test_a_fetcher_has_token_and_certificates_of_its_own(supply, monkeypatch, given):
+    fetcher = LocalFetcher(supply)
+    closed = []
+    monkeypatch.setattr(fetcher, "close", lambda: closed.append(fetcher))
+    with pytest.raises(ValueError, match=r"are for the URL of a service, a LocalFetcher has its own"):
+        Loader(fetcher, **PLACE, **given)
+    assert closed == [fetcher]
