@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from ringfeed.pipeline.flight_wire import Hello
     from ringfeed.pipeline.shm_slots import SlotPool
     from ringfeed.pipeline.step_block import EncodedBlock
+    from ringfeed.workers.flight_budget import ReadyBudget
 
 __all__ = ["BlockExchange", "ExchangeParts"]
 
@@ -57,7 +58,11 @@ class ExchangeParts:
     """Of the rows of all blocks with the columns of ``hello``."""
     get: Callable[[BlockRequest], Future[EncodedBlock]]
     """Begins to get a block."""
+    size_of: Callable[[BlockRequest], int]
+    """Bytes of a block at most; ValueError if the request does not fit the run."""
     blocks_ahead: int
+    budget: ReadyBudget
+    """For the blocks that all streams of the server get ready."""
     pool: SlotPool | None = None
     """Files for this stream alone, if the rank has shown that it can read them."""
 
@@ -71,7 +76,7 @@ class BlockExchange:
         self._reader = reader
         self._writer = writer
         self._room = threading.Semaphore(parts.blocks_ahead + 1)
-        self._waiting: queue.SimpleQueue[tuple[int, Future[EncodedBlock] | None]] = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue[tuple[int, Future[EncodedBlock] | None, bool]] = queue.SimpleQueue()
         self._dropped: set[int] = set()
         self._files: dict[int, str] = {}
         """Files that the rank has not let go of, by number of their request."""
@@ -92,15 +97,16 @@ class BlockExchange:
         try:
             self._read_all()
         finally:
-            self._waiting.put((_END, None))
+            self._waiting.put((_END, None, False))
             thread.join()
+            self._parts.budget.forget(self)
             if self._parts.pool is not None:
                 self._parts.pool.close()
 
     def leave(self) -> None:
         """Tell the rank to ask elsewhere. Called from any thread; returns at once."""
         self._is_leaving.set()
-        self._waiting.put((_LEAVE, None))
+        self._waiting.put((_LEAVE, None, False))
 
     def _read_all(self) -> None:
         while True:
@@ -140,17 +146,27 @@ class BlockExchange:
         while not self._room.acquire(timeout=_NOTICE_SECONDS):
             if self._is_broken.is_set():
                 return
+        is_counted = False
         try:
             request = BlockRequest.from_json(body)
             if request.columns not in ((), self._parts.hello.columns):
                 raise ValueError(  # noqa: TRY301 - the answer to all that is wrong with a request is below
                     f"columns={list(request.columns)}: this stream is for {list(self._parts.hello.columns)}"
                 )
+            if request.columns:
+                is_counted = self._enter(self._parts.size_of(request))
             future = self._parts.get(request)
         except ValueError as error:
             future = Future()
             future.set_exception(error)
-        self._waiting.put((number, future))
+        self._waiting.put((number, future, is_counted))
+
+    def _enter(self, size: int) -> bool:
+        """Wait for room among the blocks of all streams; False if this stream broke meanwhile."""
+        while not self._parts.budget.enter(self, size, timeout=_NOTICE_SECONDS):
+            if self._is_broken.is_set():
+                return False
+        return True
 
     def _write_all(self) -> None:
         try:
@@ -165,7 +181,7 @@ class BlockExchange:
 
     def _write_next(self) -> bool:
         """Write one reply and let go of it; return whether more may follow."""
-        number, future = self._waiting.get()
+        number, future, is_counted = self._waiting.get()
         if number == _END:
             return False
         if self._is_leaving.is_set():
@@ -174,6 +190,8 @@ class BlockExchange:
         if future is not None:
             self._reply(number, future)
             self._room.release()
+            if is_counted:
+                self._parts.budget.leave(self)
         return True
 
     def _reply(self, number: int, future: Future[EncodedBlock]) -> None:

@@ -15,6 +15,7 @@ from ringfeed.pipeline.feed_token import check_token
 
 __all__ = [
     "DEFAULT_MAX_STREAMS",
+    "DEFAULT_READY_BYTES",
     "DEFAULT_SHARED_BYTES",
     "Exposure",
     "ServerOptions",
@@ -24,6 +25,9 @@ __all__ = [
 
 DEFAULT_MAX_STREAMS = 256
 """A stream is a rank: two nodes of 8 GPUs with 16 ranks each stay far below; it costs two threads."""
+
+DEFAULT_READY_BYTES = 512 << 20
+"""Enough for blocks ahead of 32 streams; others get theirs one by one."""
 
 DEFAULT_SHARED_BYTES = 1 << 30
 """It counts as memory of the container; what does not fit is sent."""
@@ -83,13 +87,16 @@ class ServerOptions:
     """Requests that the supply is asked at once."""
     blocks_ahead: int = 2
     """Blocks of one stream that are got ready before the one that goes out is through."""
+    ready_bytes: int = DEFAULT_READY_BYTES
+    """For blocks that are got ready, over all streams, beside one that each may always have."""
 
     shared_bytes: int = DEFAULT_SHARED_BYTES
     """For files under ``/dev/shm``, for ranks on this machine; 0 sends them everything."""
 
     def __post_init__(self) -> None:
-        if self.shared_bytes < 0:
-            raise ValueError(f"shared_bytes={self.shared_bytes} must be at least 0")
+        for name in ("shared_bytes", "ready_bytes"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 0")
         if not 0 <= self.port < 1 << 16:
             raise ValueError(f"port={self.port} must be 0 to 65535")
         for name in ("max_streams", "num_threads", "blocks_ahead"):

@@ -23,12 +23,14 @@ import pyarrow as pa
 import pyarrow.flight as fl
 
 from ringfeed.pipeline.digest_report import MAX_REPORT_BYTES
+from ringfeed.pipeline.feed_window import BlockGrid
 from ringfeed.pipeline.flight_wire import COMPARE, REFUSED, DirectoryQuestion, Feeder, Hello
 from ringfeed.pipeline.shm_files import BlockFolder, host_mark
 from ringfeed.pipeline.shm_slots import SlotPool
 from ringfeed.pipeline.step_block import block_schema
 from ringfeed.workers.digest_table import DigestTable
 from ringfeed.workers.flight_auth import BearerCheck
+from ringfeed.workers.flight_budget import ReadyBudget
 from ringfeed.workers.flight_exchange import BlockExchange, ExchangeParts
 from ringfeed.workers.flight_options import ServerOptions
 
@@ -73,6 +75,7 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]
         self._compare = compare or DigestTable().compare_json
         self._lock = threading.Lock()
         self._exchanges: set[BlockExchange] = set()
+        self._ready = ReadyBudget(options.ready_bytes)
         self._is_stopping = False
         self._pool = ThreadPoolExecutor(options.num_threads, thread_name_prefix="ringfeed-get")
         _check_free(options)
@@ -98,6 +101,11 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]
         """Ranks that are served now."""
         with self._lock:
             return len(self._exchanges)
+
+    @property
+    def bytes_ready(self) -> int:
+        """Bytes of the blocks that are ready for streams, or being got, at most."""
+        return self._ready.bytes_ready
 
     @property
     def feeder(self) -> Feeder:
@@ -126,7 +134,9 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]
             hello=hello,
             schema=block_schema(facts, hello.columns),
             get=lambda request: self._pool.submit(self._supply.block, request),
+            size_of=lambda request: BlockGrid.of(facts, request.place, request.columns).bytes_of(request),
             blocks_ahead=self._options.blocks_ahead,
+            budget=self._ready,
             pool=self._pool_for(hello.proof),
         )
         exchange = BlockExchange(parts, reader, writer)

@@ -130,6 +130,8 @@ class ServiceOptions:
             public_host=public_host,
             port=self.feeder_port,
             shared_bytes=shared_bytes,
+            # Half of what ``BlockGate`` lets through: the other half is for the first block of each stream.
+            ready_bytes=self.node_bytes // 16,
             # Each waits for a builder most of the time.
             num_threads=min(32, max(4, 2 * self.num_builders)),
         )
