@@ -35,7 +35,13 @@ BSHD_FIELDS = ("input_ids", "labels", "position_ids", "seq_lens", "seq_lens_padd
 
 
 def thd_from_bshd(
-    batch: Mapping[str, Any], *, layout: Layout, cp_size: int, pad_id: int, num_chunks: int = 1
+    batch: Mapping[str, Any],
+    *,
+    layout: Layout,
+    cp_size: int,
+    pad_id: int,
+    num_chunks: int | None = 1,
+    pack_slots: int | None = None,
 ) -> list[ThdChunk]:
     """Lay the rows of ``batch`` end to end; the batch is left untouched.
 
@@ -53,21 +59,24 @@ def thd_from_bshd(
         layout: who will hold what.
         cp_size: context-parallel ranks.
         pad_id: token written into padding, whatever the batch has there.
-        num_chunks: chunks to make of the B rows, in order; it divides B.
+        num_chunks: chunks to make of the B rows, in order; it divides B. None: one of each row.
+        pack_slots: slots of every row, laid out anew by the pad rule alone, as the packs of a plan are. None:
+            what the rows of this batch need.
 
     Returns:
         ``num_chunks`` chunks. Document ids count the sequences of the batch from 0.
 
     Raises:
         ValueError: if lengths are missing or do not fit together (row and field are named), or
-            ``num_chunks`` does not divide B.
+            ``num_chunks`` does not divide B, or a row does not fit ``pack_slots``.
     """
     ids = _matrix(batch, "input_ids")
+    num_chunks = len(ids) if num_chunks is None else num_chunks
     if num_chunks < 1 or not len(ids) or len(ids) % num_chunks:
         valid = [n for n in range(1, len(ids) + 1) if len(ids) % n == 0]
         raise ValueError(f"num_chunks={num_chunks} does not divide the {len(ids)} rows; use one of {valid}")
     rows = _read_rows(batch, ids)
-    packs = _lay_out(rows, layout=layout, cp_size=cp_size)
+    packs = _lay_out(rows, layout=layout, cp_size=cp_size, total=pack_slots)
     columns = _columns(batch, ids)
     first_document = np.concatenate([[0], np.cumsum(rows.counts)])
     chunks = []
@@ -94,10 +103,13 @@ class _Places:
     """Of its sequence."""
 
 
-def _lay_out(rows: RowSequences, *, layout: Layout, cp_size: int) -> list[SlotOffsets]:
-    """Return the slots of every row, all of one length T."""
+def _lay_out(rows: RowSequences, *, layout: Layout, cp_size: int, total: int | None) -> list[SlotOffsets]:
+    """Return the slots of every row, all of one length T: ``total``, or what they need."""
     multiple = layout.length_multiple(cp_size)
     by_row = [rows.of_rows(row, row + 1) for row in range(len(rows.counts))]
+    if total is not None:
+        _check_rows_fit(by_row, multiple=multiple, total=total)
+        return [slot_offsets(row.lengths, multiple=multiple, total=total) for row in by_row]
     # A row whose own slots fit is not moved.
     wanted = [row.slots if (row.slots % multiple == 0).all() else row.lengths for row in by_row]
     split = layout.chunk_multiple(cp_size=cp_size)
@@ -107,6 +119,16 @@ def _lay_out(rows: RowSequences, *, layout: Layout, cp_size: int) -> list[SlotOf
         slot_offsets(lengths, multiple=multiple, total=total, real_lengths=row.lengths)
         for row, lengths in zip(by_row, wanted, strict=True)
     ]
+
+
+def _check_rows_fit(by_row: list[RowSequences], *, multiple: int, total: int) -> None:
+    needed = [footprint(row.lengths, multiple=multiple) for row in by_row]
+    if max(needed) > total:
+        row = next(i for i, slots in enumerate(needed) if slots > total)
+        raise ValueError(
+            f"row {row}: its sequences, each padded to a multiple of {multiple}, take {needed[row]} slots, "
+            f"more than the {total} of a row; this batch needs pack_tokens={max(needed)} or more"
+        )
 
 
 def _find_places(rows: RowSequences, packs: list[SlotOffsets]) -> _Places:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from ringfeed.pipeline.thd import ThdChunk
     from ringfeed.pipeline.views import RankView
     from ringfeed.sharding.layouts import Layout
 
@@ -47,12 +48,14 @@ class ConvertOptions:
     cp_size: int
     pad_id: int = 0
     """Token written into padding."""
-    num_chunks: int = 1
-    """Chunks made of each batch; it divides the rows of every one."""
+    num_chunks: int | None = 1
+    """Chunks made of each batch; it divides the rows of every one. None: one of each row."""
+    pack_slots: int | None = None
+    """Slots of every row of every batch, by the pad rule alone; None: what the rows of each batch need."""
 
     def __post_init__(self) -> None:
         check_ranks(self.cp_size)
-        if self.num_chunks < 1:
+        if self.num_chunks is not None and self.num_chunks < 1:
             raise ValueError(f"num_chunks={self.num_chunks} must be at least 1")
         if not 0 <= self.pad_id <= _LARGEST_TOKEN:
             raise ValueError(f"pad_id={self.pad_id} must be 0 to {_LARGEST_TOKEN}")
@@ -64,6 +67,7 @@ class ConvertOptions:
             "cp_size": self.cp_size,
             "pad_id": self.pad_id,
             "num_chunks": self.num_chunks,
+            "pack_slots": self.pack_slots,
         }
 
 
@@ -79,11 +83,17 @@ def convert_batch(batch: Mapping[str, Any], options: ConvertOptions) -> list[lis
 
     Raises:
         ValueError: if lengths are missing or do not fit together (row and field are named),
-            ``num_chunks`` does not divide B, or the layout takes one pack per chunk and B is more.
+            ``num_chunks`` does not divide B, the layout takes one pack per chunk and B is more, or rows of
+            ``pack_slots`` come with positions that do not restart.
     """
     layout, cp_size = options.layout, options.cp_size
     chunks = thd_from_bshd(
-        batch, layout=layout, cp_size=cp_size, pad_id=options.pad_id, num_chunks=options.num_chunks
+        batch,
+        layout=layout,
+        cp_size=cp_size,
+        pad_id=options.pad_id,
+        num_chunks=options.num_chunks,
+        pack_slots=options.pack_slots,
     )
     height = chunks[0].num_packs
     if height > 1 and not layout.holds_many_packs:
@@ -91,7 +101,21 @@ def convert_batch(batch: Mapping[str, Any], options: ConvertOptions) -> list[lis
             f"layout {layout.name!r} takes one pack per chunk, and num_chunks={options.num_chunks} puts "
             f"{height} rows into one; use num_chunks={height * len(chunks)}, or layout 'te' or 'identity'"
         )
+    if options.pack_slots is not None and batch.get("position_ids") is not None:
+        for row, chunk in enumerate(chunks):
+            _check_positions(chunk, row)
     return [cut_chunk(chunk, layout=layout, cp_size=cp_size) for chunk in chunks]
+
+
+def _check_positions(chunk: ThdChunk, row: int) -> None:
+    """Refuse positions that ranks of a feed, who derive them from the lengths, would not have."""
+    starts, lengths = chunk.cu_seqlens_padded[:-1], np.diff(chunk.cu_seqlens)
+    real = np.flatnonzero(~chunk.padding_mask)
+    if (chunk.position_ids[real] != real - np.repeat(starts, lengths)).any():
+        raise ValueError(
+            f"row {row}: its position_ids do not restart with each sequence, and ranks of a feed derive them "
+            "from the lengths; leave position_ids out, or iterate over convert()"
+        )
 
 
 def numpy_batch(batch: Any) -> dict[str, npt.NDArray[Any]]:

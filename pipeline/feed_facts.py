@@ -20,7 +20,7 @@ from ringfeed.pipeline.views import padding_view
 
 if TYPE_CHECKING:
     from ringfeed.pipeline.ranks import RankPlace
-    from ringfeed.pipeline.view_source import ViewSource
+    from ringfeed.pipeline.view_source import BuildSource
 
 __all__ = ["DEFAULT_BLOCK_BYTES", "FEED_VERSION", "MAX_FACTS_BYTES", "FeedFacts"]
 
@@ -66,7 +66,7 @@ class FeedFacts:
     """Ranges of steps (first, end) that other ones took the place of when the plan was extended."""
 
     @classmethod
-    def of_source(cls, source: ViewSource, *, block_bytes: int = DEFAULT_BLOCK_BYTES) -> FeedFacts:
+    def of_source(cls, source: BuildSource, *, block_bytes: int = DEFAULT_BLOCK_BYTES) -> FeedFacts:
         """Return the facts of a service that builds from ``source``."""
         spec = source.spec
         largest = [

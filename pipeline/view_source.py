@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ringfeed.pipeline.step_share import StepShare
     from ringfeed.pipeline.views import RankView
 
-__all__ = ["NO_OVERLAY", "Overlay", "PackView", "RankSource", "StepFacts", "ViewSource"]
+__all__ = ["NO_OVERLAY", "BuildSource", "Overlay", "PackView", "RankSource", "StepFacts", "ViewSource"]
 
 NO_OVERLAY = ""
 """The overlay digest of a source that skips no document."""
@@ -188,6 +188,56 @@ class RankSource(Protocol):
     def close(self) -> None:
         """Give back files and buffers; a closed source answers nothing."""
         ...
+
+
+class BuildSource(Protocol):
+    """Gives what blocks are built from: the steps of a run that can be asked for now. From any thread."""
+
+    @property
+    def spec(self) -> ViewSpec: ...
+
+    @property
+    def num_steps(self) -> int:
+        """As far as the last ``refresh`` saw."""
+        ...
+
+    @property
+    def is_growing(self) -> bool: ...
+
+    @property
+    def packs_per_step(self) -> int: ...
+
+    @property
+    def slate_size(self) -> int: ...
+
+    @property
+    def recipe_fingerprint(self) -> str: ...
+
+    @property
+    def sources(self) -> tuple[str, ...]: ...
+
+    @property
+    def replaced_steps(self) -> tuple[tuple[int, int], ...]: ...
+
+    @property
+    def num_documents(self) -> int: ...
+
+    @property
+    def overlay_digest(self) -> str: ...
+
+    def max_slots(self) -> int: ...
+
+    def refresh(self) -> None: ...
+
+    def step_share(self, step: int, place: RankPlace) -> StepShare: ...
+
+    def lay_pack(self, step: int, pack: int) -> LaidPack: ...
+
+    def fill_ranks(
+        self, laid: LaidPack, ids: Sequence[npt.NDArray[np.int32]], labels: Sequence[npt.NDArray[np.int32]]
+    ) -> list[int]: ...
+
+    def close(self) -> None: ...
 
 
 class ViewSource(RankSource, Protocol):

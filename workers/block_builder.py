@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ringfeed.pipeline.opening import ViewSpec
     from ringfeed.pipeline.step_block import EncodedBlock
     from ringfeed.pipeline.step_share import StepShare
-    from ringfeed.pipeline.view_source import Overlay, ViewSource
+    from ringfeed.pipeline.view_source import BuildSource, Overlay, ViewSource
 
 __all__ = ["DEFAULT_KEEP_BYTES", "BlockBuilder", "PlanOpener"]
 
@@ -74,7 +74,7 @@ class BlockBuilder:
 
     def __init__(
         self,
-        open_source: Callable[[], ViewSource],
+        open_source: Callable[[], BuildSource],
         *,
         block_bytes: int = DEFAULT_BLOCK_BYTES,
         keep_bytes: int = DEFAULT_KEEP_BYTES,
@@ -213,7 +213,7 @@ def _packs_in(request: BlockRequest, shares: Sequence[StepShare], facts: FeedFac
     ]
 
 
-def _fill(source: ViewSource, laid: Sequence[LaidPack]) -> list[BlockRows]:
+def _fill(source: BuildSource, laid: Sequence[LaidPack]) -> list[BlockRows]:
     """Return every cp rank's rows of some packs; tokens go straight to where they are sent from."""
     cp_size = source.spec.cp_size
     lengths = np.array([[len(m) for m in pack.maps] for pack in laid], dtype=np.int64).reshape(-1, cp_size)

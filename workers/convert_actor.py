@@ -32,11 +32,13 @@ class ConvertActor:
         """Return the process id, once the actor is up."""
         return os.getpid()
 
-    def convert(self, batch: Mapping[str, Any]) -> tuple[int, list[list[RankView]]]:
-        """Return the number of chunks and their views; as two results, so that the second need not move.
+    def convert(self, batch: Mapping[str, Any]) -> tuple[str | None, list[list[RankView]]]:
+        """Return what is wrong with a batch, None for nothing, and the views of its chunks.
 
-        Raises:
-            ValueError: if the batch cannot be converted.
+        Two results, so that the second one need not move. What is wrong is no exception, since Ray logs each
+        that nobody asks for.
         """
-        chunks = convert_batch(batch, self._options)
-        return len(chunks), chunks
+        try:
+            return None, convert_batch(batch, self._options)
+        except ValueError as error:
+            return str(error), []

@@ -155,13 +155,16 @@ class ConvertPool:
             return
         task, views = self._running.pop(call)
         try:
-            ray.get(call)
+            fault = ray.get(call)
         except RayTaskError as error:
-            self._queue.fail(task, _as_error(task.index, error))
+            self._queue.fail(task, JobFailedError(f"batch {task.index} cannot be converted: {error.cause!r}"))
         except RayError as error:
             self._bury(task.worker, error)
         else:
-            self._queue.finish(task, views)
+            if fault is None:
+                self._queue.finish(task, views)
+            else:
+                self._queue.fail(task, ValueError(f"batch {task.index}: {fault}"))
 
     def _bury(self, name: str, error: RayError) -> None:
         worker = self._workers.pop(name, None)
@@ -177,14 +180,6 @@ class ConvertPool:
     def _seconds_to_wait(self) -> float:
         due = self._starts.seconds_to_wait(time.monotonic())
         return _LONGEST_WAIT if due is None else min(_LONGEST_WAIT, due)
-
-
-def _as_error(index: int, error: RayTaskError) -> Exception:
-    """Return what is wrong with a batch, without the worker's traceback."""
-    cause = error.cause
-    if isinstance(cause, ValueError):
-        return ValueError(f"batch {index}: {cause}")
-    return JobFailedError(f"batch {index} cannot be converted: {cause!r}")
 
 
 def _text(error: RayError) -> str:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ringfeed.workers.convert_pool import BatchQueue, ConvertPool
     from ringfeed.workers.ray_session import RaySession
 
-__all__ = ["DEFAULT_WINDOW_BYTES", "ConvertRun", "convert", "convert_batches"]
+__all__ = ["DEFAULT_WINDOW_BYTES", "ConvertRun", "convert", "convert_batches", "store_bytes"]
 
 DEFAULT_WINDOW_BYTES = 64 << 20
 _BATCHES_PER_WORKER = 4
@@ -93,22 +93,26 @@ def convert(  # noqa: PLR0913  (all are by keyword, and all but two have a defau
         layout=read_layout(layout), cp_size=cp_size, pad_id=pad_id, num_chunks=num_chunks
     )
     run = ConvertRun(workers=workers, window_bytes=window_bytes)
-    if not is_dataset(batches):
-        # A mistake in what is given should be told here.
-        iter(batches)
-    return _flatten(convert_batches(batches, options, run))
+    source = open_batches(batches, num_chunks=num_chunks)
+    return _flatten(convert_batches(source, options, run, needs_cpus=is_dataset(batches)))
 
 
 def convert_batches(
-    batches: Iterable[Any], options: ConvertOptions, run: ConvertRun
+    batches: Iterator[Any], options: ConvertOptions, run: ConvertRun, *, needs_cpus: bool
 ) -> Generator[list[list[RankView]], None, None]:
-    """Yield the chunks of one batch after the other; see ``convert``."""
-    store_bytes = 2 * run.window_bytes + _SPARE_STORE_BYTES
-    with ray_session(num_cpus=run.workers, object_store_bytes=store_bytes) as session:
+    """Yield the chunks of one batch after the other; see ``convert``.
+
+    Args:
+        batches: from ``open_batches``.
+        options: what they are converted to.
+        run: what that may take.
+        needs_cpus: does reading the batches take CPUs of the cluster?
+    """
+    with ray_session(num_cpus=run.workers, object_store_bytes=store_bytes(run)) as session:
         # Imports ray, whose settings the session has just made.
         from ringfeed.workers.convert_pool import ConvertPool
 
-        num_workers, num_cpus = _share_of(session, run, needs_cpus=is_dataset(batches))
+        num_workers, num_cpus = _share_of(session, run, needs_cpus=needs_cpus)
         limits = QueueLimits(
             window_bytes=run.window_bytes,
             window_batches=2 * _BATCHES_PER_WORKER * num_workers,
@@ -117,9 +121,14 @@ def convert_batches(
         queue: BatchQueue = ConvertQueue(limits)
         pool = ConvertPool(queue, options, num_workers=num_workers, num_cpus=num_cpus)
         try:
-            yield from _work(open_batches(batches, num_chunks=options.num_chunks), queue, pool, options)
+            yield from _work(batches, queue, pool, options)
         finally:
             pool.close()
+
+
+def store_bytes(run: ConvertRun) -> int:
+    """Return the object store that a local Ray needs for ``run``."""
+    return 2 * run.window_bytes + _SPARE_STORE_BYTES
 
 
 def _work(

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import signal
+import threading
 import time
 from typing import Any
 
@@ -20,7 +21,7 @@ from ringfeed.pipeline.loader import Loader
 from ringfeed.pipeline.progress import SilentProgress
 from ringfeed.pipeline.verify import verify
 from ringfeed.sharding.layouts import make_layout
-from ringfeed.workers import convert, convert_pool
+from ringfeed.workers import convert, convert_feed, convert_pool
 from ringfeed.workers.convert_actor import ConvertActor
 from ringfeed.workers.convert_files import run_convert
 from ringfeed.workers.ray_session import ray_session
@@ -244,9 +245,8 @@ def test_files_of_rows_become_shards_that_hold_the_same_views(tmp_path):
         {name: array[row].tolist() for name, array in filled(i).items()} for i in range(3) for row in (0, 1)
     ]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
-    config = ConvertConfig(
-        sources=(tmp_path / "rows.parquet",), output=tmp_path / "out", cp=2, layout="te", pad_id=7
-    )
+    asked = {"sources": (tmp_path / "rows.parquet",), "output": tmp_path / "out"}
+    config = ConvertConfig(**{**asked, "cp": 2, "layout": "te", "pad_id": 7})
 
     report = run_convert(config, progress=SilentProgress())
 
@@ -295,3 +295,93 @@ def test_wrong_arguments_are_told_at_once(options, message):
 def test_what_is_no_iterable_is_told_at_once():
     with pytest.raises(TypeError):
         convert(3, cp_size=2, layout="te")  # type: ignore[arg-type]
+
+
+def ranks_of(feed, *, dp_size=1, **options):
+    """What each rank of a feed reads: (step, micro-batch, tensors), by (dp rank, cp rank)."""
+    found: dict[tuple[int, int], list[Any]] = {}
+
+    def read(dp_rank, cp_rank):
+        place = {"dp_rank": dp_rank, "dp_size": dp_size, "cp_rank": cp_rank, "cp_size": 2}
+        loader = Loader(feed.url, **place, **options)
+        found[dp_rank, cp_rank] = [
+            (b.info.step, b.info.micro_batch, {name: t.tolist() for name, t in b.tensors.items()})
+            for b in loader
+        ]
+        loader.close()
+
+    threads = [threading.Thread(target=read, args=(d, c)) for d in range(dp_size) for c in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    return found
+
+
+def test_ranks_of_a_feed_get_what_the_conversion_gives_though_actors_die(pools):
+    stopped = threading.Event()
+
+    def kill_some():
+        for turn in range(5):
+            while not stopped.wait(0.4) and not (pools and pools[0].actors):
+                pass
+            if not stopped.is_set():
+                kill(pools[0].actors[0], by_signal=turn % 2 == 0)
+
+    with convert_feed(
+        batches(120),
+        cp_size=2,
+        layout="te",
+        pad_id=7,
+        pack_tokens=80,
+        workers=2,
+        hold_bytes=60_000,
+        block_bytes=2048,
+    ) as feed:
+        killer = threading.Thread(target=kill_some)
+        killer.start()
+        found = ranks_of(feed, packs_per_chunk=2)
+        stopped.set()
+        killer.join()
+        feed.wait()
+
+    assert pools[0].num_restarts >= 3
+    assert sorted(found) == [(0, 0), (0, 1)]
+    for step in range(120):
+        rows = serially([batch(step)], num_chunks=None, pad_id=7, pack_slots=80)
+        for rank in range(2):
+            for half in range(2):
+                at, micro_batch, tensors = found[0, rank][2 * step + half]
+                assert (at, micro_batch) == (step, half)
+                for name in ("input_ids", "labels", "position_ids", "padding_mask"):
+                    own = [rows[2 * half + i][rank].tensors[name].tolist() for i in range(2)]
+                    assert tensors[name] == own[0] + own[1]
+
+
+def test_a_feed_for_two_dp_ranks_deals_every_row_once():
+    with convert_feed(batches(6), cp_size=2, layout="te", dp_size=2, pack_tokens=80, workers=1) as feed:
+        found = ranks_of(feed, dp_size=2)
+        feed.wait()
+
+    for step in range(6):
+        rows = [
+            views[0].input_ids.tolist() for views in serially([batch(step)], num_chunks=None, pack_slots=80)
+        ]
+        dealt = [tensors["input_ids"] for d in range(2) for at, _, tensors in found[d, 0] if at == step]
+        assert sorted(dealt) == sorted(rows)
+
+
+def test_what_ends_a_feed_is_told_to_its_ranks_and_its_owner():
+    def broken():
+        yield batch(0)
+        raise OSError("the disk is gone")
+
+    with convert_feed(broken(), cp_size=2, layout="te", workers=1) as feed:
+        with pytest.raises(ValueError, match="the conversion behind this feed ended: the disk is gone"):
+            list(Loader(feed.url, dp_rank=0, dp_size=1, cp_rank=0, cp_size=2))
+        with pytest.raises(OSError, match="the disk is gone"):
+            feed.wait()
+    with pytest.raises(ValueError, match="the input is empty"):
+        convert_feed([], cp_size=2, layout="te")
+    with pytest.raises(ValueError, match="dp_size=0 must be at least 1"):
+        convert_feed([], cp_size=2, layout="te", dp_size=0)

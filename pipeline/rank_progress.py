@@ -1,0 +1,41 @@
+"""How far each rank of a feed has got, told by the blocks that it was given: plain numbers.
+
+In:   which stretch of the run a rank was given (``workers/convert_feed_supply.py``)
+Out:  the place up to which every rank was given all
+
+A rank has blocks under way that may be got ready in any order. What lies before the first stretch that is
+missing was given; a rank that goes on elsewhere (its loader was moved) is followed after a few blocks.
+"""
+
+from __future__ import annotations
+
+__all__ = ["RankProgress"]
+
+# Blocks that a stream has under way at most, and one more.
+_MOST_AHEAD = 4
+
+
+class RankProgress:
+    """How far the ranks of one feed are, in any unit. Not for use by several threads at once."""
+
+    def __init__(self, ranks: list[tuple[int, int]]) -> None:
+        """Take all ranks: (dp rank, cp rank)."""
+        self._done = dict.fromkeys(ranks, 0)
+        self._ahead: dict[tuple[int, int], list[tuple[int, int]]] = {rank: [] for rank in ranks}
+
+    @property
+    def past(self) -> int:
+        """All before this place was given to every rank."""
+        return min(self._done.values())
+
+    def given(self, rank: tuple[int, int], first: int, end: int) -> None:
+        """Note that ``rank`` was given what lies from ``first`` up to, and without, ``end``."""
+        ahead = self._ahead[rank]
+        ahead.append((first, end))
+        ahead.sort()
+        done = self._done[rank]
+        if len(ahead) > _MOST_AHEAD and ahead[0][0] > done:
+            done = ahead[0][0]
+        while ahead and ahead[0][0] <= done:
+            done = max(done, ahead.pop(0)[1])
+        self._done[rank] = done
