@@ -13,11 +13,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from ringfeed.pipeline.block_fetcher import FeedQuestion
 from ringfeed.pipeline.corpus_writer import write_corpus
 from ringfeed.pipeline.digest_check import RankMismatchError
 from ringfeed.pipeline.digest_report import DigestReport
 from ringfeed.pipeline.feed_request import BLOCK_COLUMNS, BlockRequest
+from ringfeed.pipeline.flight_client import open_fetcher
 from ringfeed.pipeline.loader import Loader
 from ringfeed.pipeline.opening import OpenOptions, open_spec
 from ringfeed.pipeline.plan import Plan
@@ -26,6 +29,7 @@ from ringfeed.pipeline.planner.run import run_plan
 from ringfeed.pipeline.ranks import RankPlace
 from ringfeed.pipeline.step_block import BlockHeader, EncodedBlock, column_digests
 from ringfeed.sharding.layouts import make_layout
+from ringfeed.workers import serve
 from ringfeed.workers.block_builder import PlanOpener
 from ringfeed.workers.ray_session import ray_session
 from ringfeed.workers.roster import BuilderMember, Roster
@@ -200,7 +204,9 @@ def test_builders_have_no_torch(service):
 def test_blocks_lie_in_the_object_store_and_tensors_do_not(service, plan):
     """A rank scribbles over all that it gets; nobody else sees it (plasma is mapped writable)."""
     service.use(plan, "te")
-    expected = list(islice(load(plan, layout="te"), 8))
+    # Kept as they are stored, tensors could lie over what came.
+    as_stored: dict[str, Any] = {"token_dtype": torch.int32}
+    expected = list(islice(load(plan, layout="te", **as_stored), 8))
     actor = service.actors["builder-0"]
     place = RankPlace(dp_rank=0, dp_size=2, cp_rank=0, cp_size=2)
     request = BlockRequest(
@@ -209,13 +215,17 @@ def test_blocks_lie_in_the_object_store_and_tensors_do_not(service, plan):
     reference = actor.block.remote(request.to_json())
     before = column_digests(EncodedBlock.from_batch(service.ray.get(reference)).rows)
 
-    with load(URL) as loader, load(URL) as other, load(URL, cp=(1, 2)) as peer:
+    with (
+        load(URL, **as_stored) as loader,
+        load(URL, **as_stored) as other,
+        load(URL, cp=(1, 2), **as_stored) as peer,
+    ):
         blocks = keep_blocks(loader)
         for batch in islice(loader, 8):
             for tensor in batch.tensors.values():
                 tensor.fill_(1)
         assert_same_batches(islice(other, 8), expected)
-        assert_same_batches(islice(peer, 8), islice(load(plan, layout="te", cp=(1, 2)), 8))
+        assert_same_batches(islice(peer, 8), islice(load(plan, layout="te", cp=(1, 2), **as_stored), 8))
         assert blocks
         assert all(lies_in_the_object_store(block) for block in blocks)
         (same,) = (block for block in blocks if BlockHeader.from_bytes(block.header).request == request)
@@ -447,3 +457,27 @@ def test_a_process_of_its_own_joins_the_ray_and_is_served(service, plan):
     assert result.returncode == 0, result.stderr
     expected = [batch.info.digest for batch in load(plan, layout="te", cp=(1, 2))]
     assert result.stdout.splitlines()[-1] == str(expected)
+
+
+def test_the_real_service_serves_both_ways_through_kills_and_compares_for_both(local_ray, plan):
+    options: dict[str, Any] = {"block_bytes": 1 << 15, "node_bytes": 320 << 20, "name": "real"}
+    with serve(plan, cp_size=2, layout="te", builders=2, **options) as running:
+        expected = [batch.info.digest for batch in load(plan, layout="te")]
+        with load(running.ray_url, prefetch_bytes=1 << 17) as loader:
+            found = []
+            for number, batch in enumerate(loader):
+                found.append(batch.info.digest)
+                if number in (4, 20):
+                    pid = next(m.pid for m in running.status().members if m.role == "builder" and m.pid)
+                    os.kill(pid, signal.SIGKILL)
+            loader._check._asking.join(20)
+            assert loader._check.num_checks == 1
+        assert found == expected
+
+        # What a rank on Ray said of step 0 is held against a rank on Flight.
+        place = RankPlace(dp_rank=0, dp_size=2, cp_rank=1, cp_size=2)
+        fetcher = open_fetcher(running.url, FeedQuestion(place=place, columns=BLOCK_COLUMNS))
+        other = fetcher.compare(DigestReport.of(place, step=0, digest=1))
+        fetcher.close()
+        assert other.who.startswith("cp rank 0 of 2")
+        assert running.status().num_restarts["builder"] == 2
