@@ -33,7 +33,7 @@ def take_old(longs: Longs, packs: StepPacks, rules: Rules, supply: Supply) -> No
 
     The older, the less like it the other may be. One that must go and is like none goes into any room that it
     fits, as a short one would leave a hole in place of a long one; only then in place of any other; and at
-    last in place of all that a pack has.
+    last in place of as many as it takes.
     """
     arrived = np.flatnonzero((longs.places != GONE) & (longs.ages >= 0))
     arrived = arrived[np.argsort(-longs.ages[arrived], kind="mergesort")]
@@ -55,7 +55,7 @@ def take_old(longs: Longs, packs: StepPacks, rules: Rules, supply: Supply) -> No
                 exchange(longs, packs, pack, (-1, piece))
                 continue
             at = _most_like(piece, chosen, longs, packs, (rules, supply, _FAR))
-            if at < 0 and _empty_a_pack(piece, longs, packs, rules):
+            if at < 0 and _make_room(piece, longs, packs, rules):
                 chosen = np.flatnonzero(longs.places >= 0)
                 continue
         if at >= 0:
@@ -82,17 +82,20 @@ def _least_room(packs: StepPacks, size: int) -> int:
 
 
 @njit(cache=True, nogil=True)
-def _empty_a_pack(piece: int, longs: Longs, packs: StepPacks, rules: Rules) -> bool:
-    """Give a piece the pack whose oldest piece is the youngest, if that need not go, too. Is it done?"""
-    oldest = np.full(len(packs.rooms), -_FAR, np.int64)
+def _make_room(piece: int, longs: Longs, packs: StepPacks, rules: Rules) -> bool:
+    """Put a piece where the most room is beside pieces that must go, in place of the others. Is it done?"""
+    window = rules.window * TICKS
+    room = packs.rooms.copy()
     for j in range(len(longs.places)):
-        if longs.places[j] >= 0:
-            oldest[longs.places[j]] = max(oldest[longs.places[j]], longs.ages[j])
-    pack = int(np.argmin(oldest))
-    if oldest[pack] >= rules.window * TICKS:
+        if longs.places[j] >= 0 and longs.ages[j] < window:
+            room[longs.places[j]] += longs.sizes[j]
+    pack = int(np.argmax(room))
+    if room[pack] < longs.sizes[piece]:
         return False
-    for j in range(len(longs.places)):
-        if longs.places[j] == pack:
+    for j in range(len(longs.places) - 1, -1, -1):
+        if packs.rooms[pack] >= longs.sizes[piece]:
+            break
+        if longs.places[j] == pack and longs.ages[j] < window:
             exchange(longs, packs, pack, (j, -1))
     exchange(longs, packs, pack, (-1, piece))
     return True

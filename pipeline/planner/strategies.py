@@ -21,6 +21,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from ringfeed.pipeline.planner.arrival import note_arrival_steps
 from ringfeed.pipeline.planner.best_fit import best_fit_decreasing, descending_order
 from ringfeed.pipeline.planner.documents import DocumentTable
 from ringfeed.pipeline.planner.given import packs_of_rows
@@ -51,13 +52,26 @@ def strategy_for(balance: Balance, documents: DocumentTable) -> Strategy:
 
 
 def pack_work(pool: Pool, shape: Shape) -> Packing:
-    """Pack slates of like cost (``slates.py``); the plan's end takes no more packs than by best fit."""
+    """Pack slates of like cost (``slates.py``).
+
+    The plan's end takes no more packs than by best fit, where that moves no document further than the window.
+    """
     packing = pack_slates(pool, shape)
     if pool.final:
         plain = pack_best_fit(pool, shape)
-        if len(plain.offsets) < len(packing.offsets):
+        if len(plain.offsets) < len(packing.offsets) and _stays_in_window(plain, pool, shape):
             return plain
     return packing
+
+
+def _stays_in_window(packing: Packing, pool: Pool, shape: Shape) -> bool:
+    num_packs = len(packing.offsets) - 1
+    first_packs = np.append(np.arange(0, num_packs, shape.packs_per_step), num_packs)
+    step_slots = shape.packs_per_step * shape.pack_tokens
+    noted, _ = note_arrival_steps(packing, first_packs, pool, step_slots=step_slots)
+    packs = np.repeat(np.arange(num_packs), np.diff(packing.offsets))
+    moved = np.abs(pool.first_step + packs // shape.packs_per_step - noted.packed.arrival_steps)
+    return int(moved.max(initial=0)) <= shape.window
 
 
 def pack_best_fit(pool: Pool, shape: Shape) -> Packing:

@@ -8,13 +8,14 @@ window before the final one is the same.
 """
 
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ringfeed.pipeline.mixture_recipe import MixtureUnit
+from ringfeed.pipeline.planner.arrival import note_arrival_steps
 from ringfeed.pipeline.planner.block_feed import BlockFeed
 from ringfeed.pipeline.planner.cursors import StreamCursor
 from ringfeed.pipeline.planner.documents import DocumentTable
@@ -24,7 +25,7 @@ from ringfeed.pipeline.planner.packing import Packing, Pool, PoolSources, Shape
 from ringfeed.pipeline.planner.piece_stream import DrawRule, PieceStream, PoolPlace
 from ringfeed.pipeline.planner.redraw import Redraw
 from ringfeed.pipeline.planner.strategies import strategy_for
-from ringfeed.pipeline.planner.stream import UNKNOWN_STEP, Losses, StreamPieces
+from ringfeed.pipeline.planner.stream import Losses, StreamPieces
 from ringfeed.pipeline.planner.variable_packs import VariableShape, pack_variable
 
 __all__ = ["Window", "WindowStart", "plan_windows"]
@@ -123,7 +124,7 @@ def _windows(
         first_packs = np.append(np.arange(0, num_packs, options.packs_per_step), num_packs)
         if redraw is not None:
             packing = redraw(packing, first_packs, first_step=start.first_step)
-        packing, window_slots = _note_arrival_steps(packing, first_packs, start, step_slots=packer.step_slots)
+        packing, window_slots = note_arrival_steps(packing, first_packs, pool, step_slots=packer.step_slots)
         after = WindowStart(
             cursor=stream.cursor,
             drawn_slots=stream.drawn_slots,
@@ -181,28 +182,3 @@ def _packer(options: PlanOptions, documents: DocumentTable) -> _Packer:
         pool_slots=shape.pool_slots,
         step_slots=options.packs_per_step * options.variable.mean_tokens,
     )
-
-
-def _note_arrival_steps(
-    packing: Packing, first_packs: Int64, start: WindowStart, *, step_slots: int
-) -> tuple[Packing, int]:
-    """Fill in which step holds each new piece's place in the stream; also return the window's slots.
-
-    If the steps of the plan were filled in arrival order, to the slots they have, a piece would stand in that
-    step: how far it is from it is its displacement. Steps to come count as full; a piece that is carried to
-    them gets its step when that is planned.
-    """
-    before = np.concatenate([[0], np.cumsum(packing.packed.slots)])[packing.offsets]
-    ends = start.planned_slots + before[first_packs[1:]]
-    end = start.planned_slots + int(before[-1])
-
-    def noted(pieces: StreamPieces) -> StreamPieces:
-        steps = start.first_step + np.searchsorted(ends, pieces.arrivals, side="right")
-        steps += np.maximum(pieces.arrivals - end, 0) // step_slots
-        known = pieces.arrival_steps != UNKNOWN_STEP
-        return replace(pieces, arrival_steps=np.where(known, pieces.arrival_steps, steps))
-
-    packed, carried = noted(packing.packed), noted(packing.carried)
-    later = np.where(carried.arrivals < end, carried.arrival_steps, UNKNOWN_STEP)
-    carried = replace(carried, arrival_steps=later)
-    return replace(packing, packed=packed, carried=carried), int(before[-1])

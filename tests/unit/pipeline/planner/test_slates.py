@@ -69,6 +69,21 @@ def test_nor_does_one_where_steps_are_of_like_cost(plan_work, packs_per_step, sl
     assert report.displacement_max <= window
 
 
+def test_nor_where_the_end_of_a_plan_would_take_fewer_packs_by_best_fit(plan_work):
+    report = plan_work(web(), schedule="homogeneous", window=8).report
+
+    assert report.displacement_max <= 8
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_end_of_a_plan_of_packs_with_one_document_each_is_planned_in_portions(plan_work, seed):
+    # A pool of 16 steps' slots takes 21 steps to go.
+    lengths = np.random.default_rng(seed).integers(PACK // 2 + 1, PACK + 1, 600)
+    report = plan_work(lengths, window=16).report
+
+    assert report.displacement_max <= 17
+
+
 def test_short_documents_stay_near_their_arrival(plan_work):
     report = plan_work(web()).report
 
