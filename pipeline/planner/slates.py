@@ -12,8 +12,8 @@ documents makes up for that; eight such documents from W steps do, one for each 
    (``slate_shares.py``), then to make slates level (``slate_swaps.py``);
 3. fills up with short pieces, nearly in arrival order (``slate_fill.py``), where ranks lack work.
 
-No piece stands further than W steps from where it arrived, or W + 1 where more must go than packs hold. All is
-in whole numbers: the same plan on every machine.
+No piece stands further than W steps from where it arrived, or W + 1 where more must go than packs hold. All
+is in whole numbers: the same plan on every machine.
 """
 
 from collections.abc import Sequence
