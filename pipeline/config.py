@@ -125,6 +125,7 @@ class ServeConfig(ViewsConfig):
     node_bytes: Count | None = Field(None, description="memory for blocks on a node")
     name: Text | None = Field(None, description="the name of the service on its Ray")
     namespace: Text | None = Field(None, description="the namespace of Ray that the name is in")
+    plan_from: Path | None = Field(None, description="a config file whose section plan is planned meanwhile")
 
     @model_validator(mode="after")
     def _check(self) -> Self:

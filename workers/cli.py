@@ -108,6 +108,9 @@ def serve(
     namespace: Annotated[
         str | None, typer.Option(metavar="NS", help="the name's namespace  [default: ringfeed]")
     ] = None,
+    plan_from: Annotated[
+        Path | None, typer.Option(metavar="RUN.YAML", help="make PLAN meanwhile, as its section plan says")
+    ] = None,
     config: ConfigFile = None,
     as_json: Json = False,
 ) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path  # noqa: TC003 - a dataclass field
 from typing import TYPE_CHECKING
 
 from ringfeed.pipeline.opening import OpenOptions, check_footprints, open_spec
-from ringfeed.pipeline.plan import Plan
+from ringfeed.pipeline.plan_growth import follow_plan
 from ringfeed.pipeline.plan_source import PlanSource
 from ringfeed.pipeline.skip import check_steps, read_skip_list
 from ringfeed.workers.block_builder import PlanOpener
@@ -52,10 +52,16 @@ def open_checked(choice: PlanChoice) -> PlanOpener:
         unit=choice.unit,
         slot_budget=choice.slot_budget,
     )
-    plan = Plan.open(choice.plan)
+    plan = follow_plan(choice.plan)
+    if plan.is_growing and choice.skip is not None:
+        raise ValueError(
+            f"skip={str(choice.skip)!r}: {choice.plan} is still being planned, and each of its steps must "
+            "keep a supervised token; finish the plan first"
+        )
     corpora = plan.open_corpora(list(choice.corpora) or None)
     spec = open_spec(plan, options, pad_id=corpora.pad_id)
-    if plan.largest_footprint(spec.multiple) is None:
+    # Of a plan that grows, each step is looked at when it is reached.
+    if not plan.is_growing and plan.largest_footprint(spec.multiple) is None:
         # A loader may find a pack that is too large when it gets there; workers run for hours before.
         check_footprints(plan, spec)
     overlay = None

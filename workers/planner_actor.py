@@ -25,7 +25,7 @@ from ringfeed.pipeline.staging import FolderBusyError
 if TYPE_CHECKING:
     from ringfeed.pipeline.planner.options import PlanOptions
 
-__all__ = ["PlannerActor", "PlannerHello"]
+__all__ = ["PlannerActor", "PlannerHello", "open_session"]
 
 # A planner that was killed may take a moment to be gone.
 _BUSY_SECONDS = 30.0
@@ -78,14 +78,8 @@ class PlannerActor:
         threading.Event().wait()
 
     def _open(self) -> PlanSession:
-        until = time.monotonic() + _BUSY_SECONDS
-        while self._session is None:
-            try:
-                self._session = PlanSession.open(self._options)
-            except FolderBusyError:
-                if time.monotonic() > until:
-                    raise
-                time.sleep(_RETRY_SECONDS)
+        if self._session is None:
+            self._session = open_session(self._options)
         return self._session
 
     def _told(self, session: PlanSession) -> PlannerHello:
@@ -97,3 +91,20 @@ class PlannerActor:
             num_steps=session.num_steps,
             is_finished=session.manifest is not None,
         )
+
+
+def open_session(options: PlanOptions) -> PlanSession:
+    """Become the planner of a plan; one that was killed is given some time to be gone.
+
+    Raises:
+        ValueError: if corpora or options cannot be planned, or another process plans this one.
+        CorruptDataError: if a corpus is damaged.
+    """
+    until = time.monotonic() + _BUSY_SECONDS
+    while True:
+        try:
+            return PlanSession.open(options)
+        except FolderBusyError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(_RETRY_SECONDS)

@@ -22,13 +22,13 @@ from ringfeed.pipeline.feed_facts import FeedFacts
 from ringfeed.pipeline.progress import SilentProgress
 from ringfeed.pipeline.shm_files import sweep
 from ringfeed.workers.builder_actor import BuilderSettings
-from ringfeed.workers.builder_pool import BuilderPool
 from ringfeed.workers.environment import WORKER_THREADS
 from ringfeed.workers.flight_server import FlightServer
 from ringfeed.workers.plan_opening import open_checked
+from ringfeed.workers.planner_actor import open_session
 from ringfeed.workers.process_journal import ProcessJournal
 from ringfeed.workers.ray_session import own_ray_command, ray_session, starts_own_ray
-from ringfeed.workers.roster import Roster
+from ringfeed.workers.service_directory import DirectorySupply
 from ringfeed.workers.service_options import is_wildcard
 from ringfeed.workers.supervisor import Supervisor
 
@@ -37,14 +37,12 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from ringfeed.pipeline.feed_request import BlockRequest
+    from ringfeed.pipeline.planner.options import PlanOptions
     from ringfeed.pipeline.progress import Progress
-    from ringfeed.pipeline.step_block import EncodedBlock
     from ringfeed.workers.block_builder import PlanOpener
-    from ringfeed.workers.ray_builders import RosterLookup
+    from ringfeed.workers.members import MemberView
     from ringfeed.workers.service_loop import ServiceLoop
     from ringfeed.workers.service_options import ServiceOptions
-    from ringfeed.workers.supervisor import MemberView
 
 __all__ = ["MemberStatus", "Service", "ServiceStatus"]
 
@@ -185,10 +183,11 @@ class Service:
         on_connected: Callable[[], object],
     ) -> None:
         options = self._options
+        num_planners = _announce(options.plan_from)
         opener = open_checked(options.views)
         facts = _facts_of(opener, options.block_bytes)
         budget = options.budget(max(options.block_bytes, facts.local_tokens * _TOKEN_BYTES))
-        directory = _Directory(facts)
+        directory = DirectorySupply(facts)
         server = options.directory
         if is_wildcard(server.host) and server.public_host is None:
             server = replace(server, public_host=socket.getfqdn())
@@ -202,10 +201,10 @@ class Service:
         if is_own:
             self._end.enter_context(ProcessJournal(own_ray_command())).follow()
         _check_wanted(is_unwanted)
-        cpus, store = options.num_builders, budget.store_bytes
+        cpus, store = options.num_builders + num_planners, budget.store_bytes
         session = self._end.enter_context(ray_session(num_cpus=cpus, object_store_bytes=store))
         on_connected()
-        tell(f"serve: {cpus} builders on Ray ({session.address})")
+        tell(f"serve: {options.num_builders} builders on Ray ({session.address})")
         # Imports ray, whose settings the session has just made.
         from ringfeed.workers.service_crew import Crew, connected_address
         from ringfeed.workers.service_loop import ServiceLoop
@@ -217,7 +216,9 @@ class Service:
             service=options.name,
         )
         crew = Crew(options, settings, budget, variables={} if is_own else WORKER_THREADS)
-        supervisor = Supervisor(num_builders=options.num_builders, feeder_node=crew.feeder_node)
+        supervisor = Supervisor(
+            num_builders=options.num_builders, num_planners=num_planners, feeder_node=crew.feeder_node
+        )
         self.ray_address = connected_address()
         self._loop = loop = ServiceLoop(supervisor, crew, facts, tell=tell)
         directory.follow(loop, options)
@@ -228,39 +229,12 @@ class Service:
             _check_wanted(is_unwanted)
 
 
-class _Directory:
-    """What the directory's server is supplied with: facts, and no blocks."""
-
-    def __init__(self, facts: FeedFacts) -> None:
-        self._facts = facts
-        self._loop: ServiceLoop | None = None
-        self._pool: BuilderPool | None = None
-        self._lookup: RosterLookup | None = None
-
-    def follow(self, loop: ServiceLoop, options: ServiceOptions) -> None:
-        """From now on, ask builders what there is, and the loop who is there."""
-        from ringfeed.workers.ray_builders import RayBuilderCalls, RosterLookup
-
-        self._pool = BuilderPool(lambda: loop.roster, RayBuilderCalls())
-        self._lookup = RosterLookup(options.name, options.namespace)
-        self._loop = loop
-
-    def compare(self, report: bytes) -> bytes | None:
-        """Compare where ranks on Ray do, too."""
-        if self._lookup is None:
-            raise ConnectionError("the service is starting")
-        other: bytes | None = self._lookup.ask("compare", report)
-        return other
-
-    def roster(self) -> Roster:
-        """Return who is there."""
-        return Roster(version=-1, facts_json=b"") if self._loop is None else self._loop.roster
-
-    def facts(self) -> FeedFacts:
-        return self._facts if self._pool is None else self._pool.facts()
-
-    def block(self, request: BlockRequest) -> EncodedBlock:  # noqa: ARG002 - it has none
-        raise ConnectionError("no feeder of this service is ready; ask again")
+def _announce(plan_from: PlanOptions | None) -> int:
+    """Begin a plan, so that it can be opened; return how many planners have something to do."""
+    if plan_from is None:
+        return 0
+    with open_session(plan_from) as session:
+        return int(session.manifest is None)
 
 
 def _facts_of(opener: PlanOpener, block_bytes: int) -> FeedFacts:

@@ -17,17 +17,18 @@ from ringfeed.pipeline.manifest import CorruptDataError
 from ringfeed.workers.builder_actor import BuilderActor, BuilderSettings
 from ringfeed.workers.feeder_actor import FeederActor, FeederSettings
 from ringfeed.workers.flight_options import is_loopback
+from ringfeed.workers.members import Loss, LossKind, Role
 from ringfeed.workers.metrics import WorkerMetrics
+from ringfeed.workers.planner_actor import PlannerActor
 from ringfeed.workers.service_actor import ServiceActor
 from ringfeed.workers.service_options import is_wildcard
-from ringfeed.workers.supervisor import Loss, LossKind, Role
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ringfeed.workers.members import Start
     from ringfeed.workers.roster import Roster
     from ringfeed.workers.service_options import NodeBudget, ServiceOptions
-    from ringfeed.workers.supervisor import Start
 
 __all__ = ["Crew", "Life", "connected_address", "loss_of"]
 
@@ -46,7 +47,7 @@ class Life:
     watch: Any
     """Reference to what never comes: an error as soon as the actor is dead."""
     said: Any = None
-    """``BuilderHello``, ``FeederHello`` or ``ServiceHello``, once it is ready."""
+    """Its hello, such as ``BuilderHello``, once it is ready."""
     loss: Loss | None = field(default=None)
     """Why it is being ended."""
 
@@ -101,6 +102,8 @@ class Crew:
             actor = self._make_service()
         elif start.role is Role.BUILDER:
             actor = self._make_builder()
+        elif start.role is Role.PLANNER:
+            actor = _remote(PlannerActor, self._options.plan_from, num_cpus=1)
         else:
             actor = self._make_feeder(str(start.node_id))
         watch = actor.watch.options(concurrency_group="watch").remote()

@@ -12,6 +12,7 @@ import logging
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -22,16 +23,19 @@ from ringfeed.pipeline.feed_facts import FeedFacts
 from ringfeed.pipeline.manifest import CorruptDataError
 from ringfeed.workers.builder_actor import BuilderHello
 from ringfeed.workers.feeder_actor import FeederHello
+from ringfeed.workers.members import Loss, LossKind, Role, Start
+from ringfeed.workers.plan_keeper import PlanKeeper
+from ringfeed.workers.planner_actor import PlannerHello
 from ringfeed.workers.roster import BuilderMember, Roster
 from ringfeed.workers.service_actor import ServiceHello
 from ringfeed.workers.service_crew import loss_of
-from ringfeed.workers.supervisor import Loss, LossKind, Start
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ringfeed.workers.members import MemberView
     from ringfeed.workers.service_crew import Crew, Life
-    from ringfeed.workers.supervisor import MemberView, Supervisor
+    from ringfeed.workers.supervisor import Supervisor
 
 __all__ = ["ServiceLoop"]
 
@@ -68,6 +72,7 @@ class ServiceLoop:
         self._lives: dict[int, Life] = {}
         self._nodes_seen = float("-inf")
         self._telling: Any = None
+        self._planning = PlanKeeper()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ringfeed-supervisor", daemon=True)
         self.roster = Roster(version=0, facts_json=facts.to_json())
@@ -108,6 +113,7 @@ class ServiceLoop:
                         self._begin(action)
                     else:
                         self._end(self._lives[action.life], None)
+                self._plan_on()
                 self._hear()
                 self._check()
         except Exception as error:
@@ -123,6 +129,13 @@ class ServiceLoop:
             self._supervisor.see_nodes(self._crew.nodes())
             self._metrics.see_restarts(self.num_restarts)
 
+    def _plan_on(self) -> None:
+        ready = [life for life in self._lives.values() if life.said is not None]
+        planner = next((life for life in ready if life.start.role is Role.PLANNER), None)
+        self._planning.act(planner, [life for life in ready if life.start.role is Role.BUILDER])
+        if self._planning.is_finished:
+            self._supervisor.dismiss("planner")
+
     def _begin(self, start: Start) -> None:
         try:
             self._lives[start.life] = self._crew.make(start)
@@ -135,20 +148,19 @@ class ServiceLoop:
 
     def _hear(self) -> None:
         """Wait a little for news of any member, and take it."""
-        waiting = {life.watch: life for life in self._lives.values()}
-        waiting |= {
-            life.hello: life for life in self._lives.values() if life.said is None and life.loss is None
-        }
-        if not waiting:
+        heard: dict[Any, Callable[[], None]] = {}
+        for life in self._lives.values():
+            heard[life.watch] = partial(self._bury, life)
+            if life.said is None and life.loss is None:
+                heard[life.hello] = partial(self._welcome, life)
+        for reference in self._planning.references:
+            heard[reference] = partial(self._planning.hear, reference)
+        if not heard:
             self._stop.wait(_TICK_SECONDS)
             return
-        heard, _ = ray.wait(list(waiting), num_returns=1, timeout=_TICK_SECONDS)
-        for reference in heard:
-            life = waiting[reference]
-            if reference == life.watch:
-                self._bury(life)
-            else:
-                self._welcome(life)
+        ready, _ = ray.wait(list(heard), num_returns=1, timeout=_TICK_SECONDS)
+        for reference in ready:
+            heard[reference]()
 
     def _bury(self, life: Life) -> None:
         """Take note that an actor is dead."""
@@ -178,6 +190,8 @@ class ServiceLoop:
         if isinstance(said, BuilderHello) and (wrong := self._difference(said)):
             self._end(life, Loss(kind=LossKind.MISTAKE, text=f"{life.start.name}: {wrong}"))
             return
+        if isinstance(said, PlannerHello):
+            self._planning.planned(said)
         life.said = said
         start = life.start
         self._tell(f"{start.name} is ready: process {said.pid} on node {said.node_id[:12]}")
@@ -214,7 +228,7 @@ class ServiceLoop:
         """See whether the service is up, or cannot be."""
         if self._supervisor.is_up:
             self.is_up.set()
-        failure = self._supervisor.failure
+        failure = self._planning.loss or self._supervisor.failure
         if failure is not None:
             kinds = {LossKind.MISTAKE: ValueError, LossKind.DAMAGED: CorruptDataError}
             self.error = kinds.get(failure.kind, JobFailedError)(failure.text)

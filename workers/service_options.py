@@ -16,6 +16,7 @@ from ringfeed.pipeline.feed_facts import DEFAULT_BLOCK_BYTES
 from ringfeed.workers.flight_options import ServerOptions
 
 if TYPE_CHECKING:
+    from ringfeed.pipeline.planner.options import PlanOptions
     from ringfeed.workers.plan_opening import PlanChoice
 
 __all__ = [
@@ -70,6 +71,8 @@ class ServiceOptions:
     node_bytes: int = DEFAULT_NODE_BYTES
     name: str = DEFAULT_NAME
     namespace: str = DEFAULT_NAMESPACE
+    plan_from: PlanOptions | None = None
+    """What to plan while ranks train; None serves a plan that is there, or that another process makes."""
 
     def __post_init__(self) -> None:
         for name in ("name", "namespace"):
@@ -78,6 +81,11 @@ class ServiceOptions:
                 raise ValueError(
                     f"{name}={value!r}: letters, digits, '_', '.' and '-', at most 64; it is part of a URL"
                 )
+        if self.plan_from is not None and self.plan_from.output != self.views.plan:
+            raise ValueError(
+                f"output={str(self.plan_from.output)!r} of the plan to make is not {str(self.views.plan)!r}, "
+                "the plan to serve; leave the output out"
+            )
         if self.builders is not None and self.builders < 1:
             raise ValueError(f"builders={self.builders} must be at least 1")
         if not 0 <= self.feeder_port < 1 << 16:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ringfeed.pipeline.config import PlanConfig
+from ringfeed.pipeline.config_file import load_config
 from ringfeed.pipeline.feed_facts import DEFAULT_BLOCK_BYTES
 from ringfeed.pipeline.feed_token import find_token
 from ringfeed.sharding.layouts import make_layout, read_layout
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ringfeed.pipeline.config import ServeConfig
+    from ringfeed.pipeline.planner.options import PlanOptions
     from ringfeed.sharding.layouts import Layout
 
 __all__ = ["options_of", "serve"]
@@ -54,6 +57,7 @@ def serve(  # noqa: PLR0913 - one call with all that shapes a service
     node_bytes: int = DEFAULT_NODE_BYTES,
     name: str = DEFAULT_NAME,
     namespace: str = DEFAULT_NAMESPACE,
+    plan_from: PlanOptions | None = None,
 ) -> Service:
     """Serve a plan; returns once ranks can load from ``Service.url``. Use it in a ``with`` block.
 
@@ -81,6 +85,7 @@ def serve(  # noqa: PLR0913 - one call with all that shapes a service
         node_bytes: memory for blocks on a node (``service_options.NodeBudget`` says what becomes of it).
         name: of the service; two on one Ray need two.
         namespace: of Ray, in which it has this name.
+        plan_from: makes the plan while ranks train, its output is ``plan``; None serves what is there.
 
     Raises:
         ValueError: if plan, layout, sizes or skip list do not fit, or a port or name is taken.
@@ -117,6 +122,7 @@ def serve(  # noqa: PLR0913 - one call with all that shapes a service
             node_bytes=node_bytes,
             name=name,
             namespace=namespace,
+            plan_from=plan_from,
         )
     )
 
@@ -151,8 +157,15 @@ def options_of(config: ServeConfig) -> ServiceOptions:
         server=server,
         feeder_port=config.feeder_port,
         builders=config.builders,
+        plan_from=_plan_from(config),
         **_given(config, "block_bytes", "node_bytes", "name", "namespace"),
     )
+
+
+def _plan_from(config: ServeConfig) -> PlanOptions | None:
+    if config.plan_from is None:
+        return None
+    return load_config(PlanConfig, flags={"output": config.plan}, file=config.plan_from).to_options()
 
 
 def _tls(config: ServeConfig) -> ServerTls | None:

@@ -15,112 +15,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import TYPE_CHECKING
+
+from ringfeed.workers.members import Loss, LossKind, MemberView, Phase, RestartPolicy, Role, Start, Stop
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["Loss", "LossKind", "MemberView", "Phase", "RestartPolicy", "Role", "Start", "Stop", "Supervisor"]
-
-
-class Role(StrEnum):
-    """What a member does."""
-
-    SERVICE = "service"
-    """The named actor that others find the roster at."""
-    BUILDER = "builder"
-    FEEDER = "feeder"
-
-
-class Phase(StrEnum):
-    """Where a member is in its life."""
-
-    STARTING = "starting"
-    READY = "ready"
-    WAITING = "waiting"
-    """For its next start."""
-    STOPPING = "stopping"
-
-
-class LossKind(StrEnum):
-    """Why a member was lost, as far as it matters to a user."""
-
-    DIED = "died"
-    DAMAGED = "damaged"
-    """What it reads is damaged."""
-    MISTAKE = "mistake"
-    """What it was told to do cannot be done."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Loss:
-    """How a member was lost."""
-
-    kind: LossKind
-    text: str
-    """One line for a human."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Start:
-    """Start a member: an action."""
-
-    name: str
-    role: Role
-    life: int
-    """Rises with every start of a service: what is told of an earlier life is no news."""
-    node_id: str | None
-    """Where it must run; None is anywhere."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Stop:
-    """End a member, and tell when it is lost: an action."""
-
-    name: str
-    life: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MemberView:
-    """A member, for whoever looks."""
-
-    name: str
-    role: Role
-    phase: Phase
-    life: int
-    node_id: str | None
-    num_restarts: int
-    last_loss: str | None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RestartPolicy:
-    """How patient a supervisor is.
-
-    Raises:
-        ValueError: if a number is out of range.
-    """
-
-    first_wait: float = 0.1
-    """Seconds before a member that was lost is started again; doubled with each loss."""
-    most_wait: float = 10.0
-    stable_seconds: float = 20.0
-    """A member that was ready for so long begins again with the first wait."""
-    start_seconds: float = 300.0
-    """For a member to get ready, waiting for a free CPU or a new node included."""
-    linger_seconds: float = 30.0
-    """A node's feeder stays for so long after the last builder there."""
-    max_tries: int = 6
-    """Starts of a member that is never ready, while no other has its role."""
-
-    def __post_init__(self) -> None:
-        for name in ("first_wait", "most_wait", "stable_seconds", "start_seconds", "linger_seconds"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name}={getattr(self, name)} must be above 0")
-        if self.max_tries < 1:
-            raise ValueError(f"max_tries={self.max_tries} must be at least 1")
+__all__ = ["Supervisor"]
 
 
 @dataclass(slots=True)
@@ -137,6 +39,8 @@ class _Member:
     """In a row."""
     num_restarts: int = 0
     was_ready: bool = False
+    is_done: bool = False
+    """It has nothing left to do."""
     last_loss: Loss | None = None
 
 
@@ -144,12 +48,18 @@ class Supervisor:
     """Decides. Called by one thread, with times that never fall."""
 
     def __init__(
-        self, *, num_builders: int, feeder_node: str | None = None, policy: RestartPolicy | None = None
+        self,
+        *,
+        num_builders: int,
+        num_planners: int = 0,
+        feeder_node: str | None = None,
+        policy: RestartPolicy | None = None,
     ) -> None:
-        """Want the service actor and the builders at once.
+        """Want the service actor, the builders and the planner at once.
 
         Args:
             num_builders: how many.
+            num_planners: 1 if the plan is still being made, else 0.
             feeder_node: the only node that has a feeder; None is every node that has builders.
             policy: how patient to be.
 
@@ -168,12 +78,14 @@ class Supervisor:
         """What ended a member again and again before it was ever ready; then going on is of no use."""
         self.num_restarts: Counter[Role] = Counter()
         names = [("service", Role.SERVICE), *((f"builder-{i}", Role.BUILDER) for i in range(num_builders))]
+        names += [("planner", Role.PLANNER)] * num_planners
         self._members = {name: _Member(name=name, role=role) for name, role in names}
 
     @property
     def is_up(self) -> bool:
-        """Whether ranks are served: the service actor, a builder and a feeder are ready."""
-        return all(self._has_ready(role) for role in Role)
+        """Whether ranks are served: one member of each role is ready."""
+        roles = {Role.FEEDER, *(member.role for member in self._members.values())}
+        return all(map(self._has_ready, roles))
 
     @property
     def members(self) -> tuple[MemberView, ...]:
@@ -201,6 +113,11 @@ class Supervisor:
         member.phase, member.since = Phase.WAITING, now + self._wait_seconds(member)
         self._give_up_on(member)
 
+    def dismiss(self, name: str) -> None:
+        """Want this member no more: its work is done."""
+        if name in self._members:
+            self._members[name].is_done = True
+
     def act(self, now: float) -> list[Start | Stop]:
         """Return what to do now, and take it as done. Call it after every event, and often."""
         if self.failure is not None:
@@ -211,7 +128,7 @@ class Supervisor:
                 self._members[name] = _Member(name=name, role=Role.FEEDER, node_id=node_id, since=now)
         actions: list[Start | Stop] = []
         for member in list(self._members.values()):
-            is_wanted = member.role is not Role.FEEDER or member.name in wanted
+            is_wanted = member.name in wanted if member.role is Role.FEEDER else not member.is_done
             if member.phase is Phase.WAITING and not is_wanted:
                 del self._members[member.name]
             elif member.phase is Phase.WAITING and member.since <= now:

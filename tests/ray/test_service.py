@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,13 @@ import pytest
 
 from ringfeed.pipeline.corpus_writer import write_corpus
 from ringfeed.pipeline.loader import Loader
-from ringfeed.pipeline.planner.options import PlanOptions
+from ringfeed.pipeline.plan import Plan
+from ringfeed.pipeline.planner.options import BlockLimits, Overflow, PlanOptions
 from ringfeed.pipeline.planner.run import run_plan
 from ringfeed.pipeline.shm_files import SHARED_MEMORY
 from ringfeed.sharding.layouts import make_layout
 from ringfeed.workers import serve
+from ringfeed.workers.plan_ahead import PlanAhead
 from ringfeed.workers.plan_opening import PlanChoice, open_checked
 from ringfeed.workers.ray_session import ray_session
 
@@ -161,6 +164,41 @@ def test_what_builders_cannot_do_ends_the_start_with_what_they_say(plan, local_r
     monkeypatch.setattr("ringfeed.workers.service.open_checked", lambda _: opener)
     with pytest.raises(ValueError, match=r"^the plan is not on this node$"):
         serve(plan, cp_size=2, layout="te", builders=1, **SMALL)
+
+
+def plan_options(plan, name, **more):
+    fixed: dict[str, Any] = {"pack_tokens": 128, "packs_per_step": 8, "max_cp": 4, "window": 2}
+    output, corpora = plan.with_name(name), [plan.with_name("corpus")]
+    return PlanOptions(
+        output=output, corpora=corpora, seed=4, block_limits=BlockLimits(steps=3), **fixed, **more
+    )
+
+
+def test_ranks_train_while_the_plan_is_made_and_a_planner_that_is_killed_goes_on(
+    plan, local_ray, monkeypatch
+):
+    monkeypatch.setattr("ringfeed.workers.plan_keeper.PlanAhead", partial(PlanAhead, steps_ahead=4))
+    run_plan(plan_options(plan, "at-once"))
+    options = plan_options(plan, "meanwhile")
+    with serve(options.output, cp_size=2, layout="te", builders=1, plan_from=options, **SMALL) as running:
+        found = []
+        with load(running.url, prefetch_bytes=8192) as loader:
+            for batch in islice(loader, 6):
+                found.append(batch)
+            assert not options.output.exists()
+            os.kill(member(running, "planner").pid, signal.SIGKILL)
+            found += loader
+        assert_same_batches(found, load(plan.with_name("at-once"), layout="te"))
+        assert running.status().num_restarts == {"planner": 1}
+        assert [one for one in running.status().members if one.role == "planner"] == []
+        assert Plan.open(options.output).num_steps > 5
+
+
+def test_a_mistake_that_the_planner_finds_ends_the_service(plan, local_ray, tmp_path):
+    options = plan_options(plan, "mistaken", overflow=Overflow.ERROR)
+    started = partial(serve, options.output, cp_size=2, layout="te", builders=1, plan_from=options)
+    with pytest.raises(ValueError, match="overflow"), started(**SMALL) as running:
+        running.wait(60)
 
 
 class Command:

@@ -3,6 +3,7 @@
 import json
 import re
 import socket
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,11 @@ from ringfeed.pipeline.config import ServeConfig
 from ringfeed.pipeline.corpus_writer import write_corpus
 from ringfeed.pipeline.planner.options import PlanOptions
 from ringfeed.pipeline.planner.run import run_plan
+from ringfeed.pipeline.planner.session import PlanSession
 from ringfeed.workers import service
 from ringfeed.workers.cli import main
 from ringfeed.workers.flight_options import Exposure
+from ringfeed.workers.plan_opening import open_checked
 from ringfeed.workers.service_options import ServiceOptions, is_wildcard
 from ringfeed.workers.serving import options_of
 
@@ -60,6 +63,7 @@ def no_ray(monkeypatch):
         (["--name", "a b"], "name='a b': letters"),
         (["--builders", "0"], "builders=0"),
         (["--corpus", "nowhere"], "nowhere"),
+        (["--plan-from", "none.yaml"], "none.yaml"),
     ],
 )
 def test_a_mistake_is_one_line_and_starts_nothing(plan, tmp_path, monkeypatch, capsys, flags, told):
@@ -104,6 +108,28 @@ def test_flags_become_options(plan, tmp_path):
     )
     assert "a-secret" not in repr(told)
     assert options(plan, host="0.0.0.0", open=True).server.exposure is Exposure.OPEN  # noqa: S104
+
+
+def test_a_plan_to_make_is_the_plan_that_is_served(plan, tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text(
+        f"plan: {{corpora: [{plan.parent / 'corpus'}], pack_tokens: 128, packs_per_step: 4, max_cp: 2}}"
+    )
+    told = options(tmp_path / "new", plan_from=file)
+    assert told.plan_from is not None
+    assert told.plan_from.output == told.views.plan == tmp_path / "new"
+    with pytest.raises(ValueError, match=r"output='.*new' of the plan to make is not '.*other'"):
+        replace(told, views=replace(told.views, plan=tmp_path / "other"))
+
+
+def test_a_skip_list_waits_for_the_finished_plan(plan, tmp_path):
+    (tmp_path / "skip.txt").write_text("1\n")
+    fixed: dict[str, Any] = {"pack_tokens": 128, "packs_per_step": 4, "max_cp": 2}
+    made = PlanOptions(output=tmp_path / "new", corpora=[plan.parent / "corpus"], **fixed)
+    with PlanSession.open(made):
+        told = options(tmp_path / "new", skip=tmp_path / "skip.txt")
+        with pytest.raises(ValueError, match=r"skip='.*skip.txt': .*new is still being planned"):
+            open_checked(told.views)
 
 
 def test_a_nodes_bytes_are_split_so_that_nothing_exceeds_them(plan):

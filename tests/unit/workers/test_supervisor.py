@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringfeed.workers.supervisor import (
+from ringfeed.workers.members import (
     Loss,
     LossKind,
     Phase,
@@ -15,8 +15,8 @@ from ringfeed.workers.supervisor import (
     Role,
     Start,
     Stop,
-    Supervisor,
 )
+from ringfeed.workers.supervisor import Supervisor
 
 DIED = Loss(kind=LossKind.DIED, text="it died")
 POLICY = RestartPolicy(
@@ -200,6 +200,25 @@ def test_a_node_that_left_has_no_feeder_and_one_that_joins_has():
     made.see_nodes(["a", "c"])
     made.ready("builder-1", starts_life(made, "builder-1"), node_id="c", now=3.0)
     assert starts(made.act(3.0)).keys() == {"feeder-c"}
+
+
+def test_a_planner_is_wanted_until_its_work_is_done():
+    made = Supervisor(num_builders=1, num_planners=1, feeder_node="a", policy=POLICY)
+    made.see_nodes(["a"])
+    begun = starts(made.act(0.0))
+    for name in ("service", "builder-0", "feeder-a"):
+        made.ready(name, begun[name].life, node_id="a", now=0.0)
+    assert not made.is_up
+    made.ready("planner", begun["planner"].life, node_id="a", now=0.0)
+    assert made.is_up
+    made.lost("planner", begun["planner"].life, DIED, now=1.0)
+    life = starts(made.act(2.0))["planner"].life
+    made.dismiss("planner")
+    assert stops(made.act(3.0)).keys() == {"planner"}
+    made.lost("planner", life, DIED, now=3.0)
+    assert made.act(20.0) == []
+    assert phase(made, "planner") is None
+    assert made.is_up
 
 
 def test_on_one_machine_there_is_one_feeder_wherever_builders_are():
