@@ -33,6 +33,9 @@ __all__ = ["BuilderPool"]
 _LOG = logging.getLogger("ringfeed.builders")
 # Between two looks at the roster after failures, whatever number of threads met them.
 _LOOK_SECONDS = 0.2
+# Between two questions how far a plan has grown, and for an answer: builders may be busy, ranks wait for it.
+_FACTS_SECONDS = 0.3
+_FACTS_REPLY_SECONDS = 5.0
 Answer = TypeVar("Answer")
 
 
@@ -64,6 +67,8 @@ class BuilderPool:
         self._looked = float("-inf")
         self._roster: Roster | None = None
         self._facts: FeedFacts | None = None
+        self._asking_facts = threading.Lock()
+        self._asked_facts = float("-inf")
         self._stop = threading.Event()
         self._asked = "nobody yet"
         self._trouble = ""
@@ -82,17 +87,19 @@ class BuilderPool:
         self._look(_LOOK_SECONDS if self._facts is None else self._patience.roster_seconds)
         if self._facts is not None and not self._facts.is_growing:
             return self._facts
-        # Many ranks ask again and again: each process asks another builder.
-        key = ("facts", os.getpid())
-        within = self._patience.open_seconds if self._facts is None else 0.0
-        try:
-            data = self._ask(key, self._calls.facts, within=within)
-        except ConnectionError:
-            if self._facts is None:
-                raise
-            # What is known stays right. Whoever waits for more asks again, and tells how long it took.
-            return self._facts
-        return self._take_facts(data)
+        if self._facts is None:
+            return self._ask_facts(within=self._patience.open_seconds)
+        # A directory is asked by many ranks again and again: one thread asks, now and then.
+        if self._asking_facts.acquire(blocking=False):
+            try:
+                if time.monotonic() - self._asked_facts >= _FACTS_SECONDS:
+                    return self._ask_facts(within=0.0)
+            except ConnectionError as error:
+                # What is known stays right. Whoever waits for more asks again, and tells how long it took.
+                _LOG.info("no news of the plan: %s", error)
+            finally:
+                self._asking_facts.release()
+        return self._facts
 
     def block(self, request: BlockRequest) -> EncodedBlock:
         """Return the block that ``request`` asks for, with its columns alone.
@@ -120,6 +127,18 @@ class BuilderPool:
     def close(self) -> None:
         """End all that waits in here."""
         self._stop.set()
+
+    def _ask_facts(self, *, within: float) -> FeedFacts:
+        # Each process asks another builder.
+        key = ("facts", os.getpid())
+
+        def call(builder: BuilderMember, *, seconds: float, stop: threading.Event) -> bytes:
+            return self._calls.facts(builder, seconds=min(seconds, _FACTS_REPLY_SECONDS), stop=stop)
+
+        try:
+            return self._take_facts(self._ask(key, call, within=within))
+        finally:
+            self._asked_facts = time.monotonic()
 
     def _ask(self, key: tuple[object, ...], call: Callable[..., Answer], *, within: float) -> Answer:
         """Return the answer of the first builder that gives one."""

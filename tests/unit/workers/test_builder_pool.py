@@ -289,6 +289,10 @@ def test_facts_of_a_growing_plan_are_a_builders(make_pool):
     service.facts_now = end
     # The roster says still what it said.
     service.roster_error = ConnectionError("no news")
+    # Asked at once again, it asks nobody.
+    assert pool.facts().num_steps == 2
+    assert len(service.asked) == 1
+    time.sleep(0.35)
 
     assert (pool.facts().num_steps, pool.facts().is_growing) == (end.num_steps, False)
     assert service.asked
@@ -299,8 +303,10 @@ def test_facts_that_nobody_can_renew_are_the_last_ones(make_pool):
     service.facts_now = replace(service.facts_now, num_steps=2, is_growing=True)
     pool.facts()
     service.trouble = dict.fromkeys(service.builders, LOST)
+    time.sleep(0.35)
 
     assert pool.facts().num_steps == 2
+    assert len(service.asked) == 2
 
 
 def test_first_facts_need_somebody(make_pool):
