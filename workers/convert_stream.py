@@ -9,6 +9,7 @@ batches are converted again, so the output is the same whatever dies.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,7 @@ __all__ = ["DEFAULT_WINDOW_BYTES", "ConvertRun", "convert", "convert_batches", "
 
 DEFAULT_WINDOW_BYTES = 64 << 20
 _BATCHES_PER_WORKER = 4
+_SECONDS_TO_FREE, _POLL_SECONDS = 1.0, 0.05
 # Beside the window: what Ray itself keeps there, and room for pieces of free memory.
 _SPARE_STORE_BYTES = 96 << 20
 
@@ -43,7 +45,7 @@ class ConvertRun:
     """
 
     workers: int | None = None
-    """Actors; None: one a CPU of the cluster, less one where a Ray Dataset needs CPUs, too."""
+    """Actors at most; None: one for each CPU that is free, less one where a Ray Dataset needs CPUs, too."""
     window_bytes: int = DEFAULT_WINDOW_BYTES
     """Batches that were read and not handed out, with their views."""
 
@@ -78,7 +80,7 @@ def convert(  # noqa: PLR0913  (all are by keyword, and all but two have a defau
         layout: who holds what; a name stands for that layout with its default options.
         pad_id: token written into padding.
         num_chunks: chunks made of each batch, B / num_chunks rows each, in order.
-        workers: actors; by default one a CPU.
+        workers: actors at most; by default one for each CPU that is free.
         window_bytes: for batches that were read and not handed out yet, and their views.
 
     Yields:
@@ -112,7 +114,7 @@ def convert_batches(
         # Imports ray, whose settings the session has just made.
         from ringfeed.workers.convert_pool import ConvertPool
 
-        num_workers, num_cpus = _share_of(session, run, needs_cpus=needs_cpus)
+        num_workers, num_cpus = _share_of(session, run, num_reserved=int(needs_cpus))
         limits = QueueLimits(
             window_bytes=run.window_bytes,
             window_batches=2 * _BATCHES_PER_WORKER * num_workers,
@@ -168,10 +170,33 @@ def _take_in(source: Iterator[Any], queue: BatchQueue, options: ConvertOptions) 
     queue.put(ray.put(arrays), num_bytes=num_bytes)
 
 
-def _share_of(session: RaySession, run: ConvertRun, *, needs_cpus: bool) -> tuple[int, float]:
-    """Return how many actors, and the CPUs that each takes."""
-    free = session.num_cpus - 1 if needs_cpus else session.num_cpus
+def _share_of(session: RaySession, run: ConvertRun, *, num_reserved: int) -> tuple[int, float]:
+    """Return how many actors, and the CPUs that each takes of the cluster's.
+
+    Where none is free (a trainer has them all, or another conversion), one actor goes without: it must not
+    wait for those who may be waiting for it.
+
+    Args:
+        session: the Ray that is connected.
+        run: what was asked for.
+        num_reserved: CPUs to leave free.
+    """
+    wanted = run.workers or session.num_cpus - num_reserved
+    deadline = time.monotonic() + _SECONDS_TO_FREE
+    while True:
+        free = max(0, _free_cpus() - num_reserved)
+        # What ended a moment ago gives its CPUs back with a delay.
+        if free >= wanted or time.monotonic() > deadline:
+            break
+        time.sleep(_POLL_SECONDS)
     return min(run.workers or free, free) or 1, 1.0 if free else 0.0
+
+
+def _free_cpus() -> int:
+    import ray
+
+    free: dict[str, float] = ray.available_resources()  # type: ignore[no-untyped-call]
+    return int(free.get("CPU", 0))
 
 
 def _flatten(batches: Generator[list[list[RankView]], None, None]) -> Generator[list[RankView], None, None]:

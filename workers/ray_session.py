@@ -14,6 +14,7 @@ import os
 import re
 import socket
 import sys
+import threading
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -42,11 +43,25 @@ class RaySession:
     """``local``, the cluster's address, or ``running`` for one that was there before."""
 
 
+class _OwnRay:
+    """A Ray that a session of this process connected to. Sessions may end in any order."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.is_ours = False
+        self.num_sessions = 0
+
+
+_OWN = _OwnRay()
+
+
 @contextmanager
 def ray_session(
     *, num_cpus: int | None = None, object_store_bytes: int | None = None
 ) -> Iterator[RaySession]:
     """Connect to Ray, and disconnect at the end; a Ray that was started here is stopped.
+
+    Sessions of one process share what the first one connected to; it lasts as long as the last of them.
 
     Args:
         num_cpus: CPUs of a local Ray, by default those that this process may use; a cluster has its own.
@@ -61,14 +76,31 @@ def ray_session(
         choose_ray_auth()
     import ray
 
-    if ray.is_initialized():
-        yield RaySession(num_cpus=_cluster_cpus(), address="running")
-        return
-    _connect(address, num_cpus, object_store_bytes)
+    where = "running"
+    with _OWN.lock:
+        if not ray.is_initialized():
+            _connect(address, num_cpus, object_store_bytes)
+            _OWN.num_sessions = 0
+            _OWN.is_ours = True
+            where = address or "local"
+        is_held = _OWN.is_ours
+        _OWN.num_sessions += is_held
     try:
-        yield RaySession(num_cpus=_cluster_cpus(), address=address or "local")
+        yield RaySession(num_cpus=_cluster_cpus(), address=where)
     finally:
-        ray.shutdown()
+        if is_held:
+            _leave()
+
+
+def _leave() -> None:
+    """End one session on a Ray that was started, or joined, here; the last one disconnects."""
+    import ray
+
+    with _OWN.lock:
+        _OWN.num_sessions -= 1
+        if _OWN.num_sessions == 0:
+            _OWN.is_ours = False
+            ray.shutdown()
 
 
 def join_ray() -> None:

@@ -92,13 +92,13 @@ def test_500_batches_with_their_actors_killed_come_out_as_if_nothing_had_happene
     for views in convert(batches(500), cp_size=2, layout="te", num_chunks=2, workers=2):
         found.append(digest(views))
         (pool,) = pools
-        if kills < 8 and len(found) >= 100 * (kills + 1) and pool.actors:
+        if kills < 6 and len(found) >= 120 * (kills + 1) and pool.actors:
             kill(pool.actors[0], by_signal=kills % 2 == 0)
             kills += 1
 
     assert found == expected
-    assert kills == 8
-    assert pool.num_restarts >= 8
+    assert kills == 6
+    assert pool.num_restarts >= 6
 
 
 def kill(actor, *, by_signal):
@@ -108,8 +108,8 @@ def kill(actor, *, by_signal):
         ray.kill(actor)
 
 
-@pytest.mark.parametrize("layout", ["whole_document", "identity", "magi"])
-def test_other_layouts_give_the_bytes_of_one_process(layout):
+def test_another_layout_gives_the_bytes_of_one_process():
+    layout = "magi"
     chunks = convert(batches(3, width=1024), cp_size=2, layout=layout, num_chunks=4, pad_id=7)
 
     assert digests(chunks) == digests(serially(batches(3, width=1024), layout=layout, num_chunks=4, pad_id=7))
@@ -126,6 +126,15 @@ def test_views_are_the_users_own():
     assert digests(convert(batches(1, width=1 << 16), cp_size=2, layout="te")) == digests(
         serially(batches(1, width=1 << 16))
     )
+
+
+def test_two_conversions_at_once_do_not_wait_for_each_other():
+    left = convert(batches(8), cp_size=2, layout="te")
+    right = convert(batches(8), cp_size=2, layout="te", pad_id=5)
+
+    pairs = list(zip(left, right, strict=True))
+    assert digests(pair[0] for pair in pairs) == digests(serially(batches(8)))
+    assert digests(pair[1] for pair in pairs) == digests(serially(batches(8), pad_id=5))
 
 
 def test_a_data_loader_is_an_iterable():

@@ -1,6 +1,7 @@
 """Which Ray a session takes; a real one is in tests/ray/test_shard_job.py."""
 
 import socket
+from contextlib import contextmanager
 
 import pytest
 
@@ -50,6 +51,35 @@ def test_a_local_ray_is_started_and_stopped(use):
     started, stopped = fake.calls
     assert (started["address"], started["num_cpus"], started["include_dashboard"]) == ("local", 2, False)
     assert stopped == "shutdown"
+
+
+def test_sessions_that_overlap_share_a_ray_until_the_last_one_ends(use):
+    class Started(FakeRay):
+        def init(self, **arguments):
+            super().init(**arguments)
+            self.running = True
+
+        def shutdown(self):
+            super().shutdown()
+            self.running = False
+
+    fake = use(Started())
+    first, second = ray_session(), ray_session()
+    with second_ends_later(first, second) as addresses:
+        assert addresses == ["local", "running"]
+        assert "shutdown" not in fake.calls
+    assert fake.calls[-1] == "shutdown"
+    assert len(fake.calls) == 2
+    with ray_session() as again:
+        assert again.address == "local"
+
+
+@contextmanager
+def second_ends_later(first, second):
+    addresses = [first.__enter__().address, second.__enter__().address]
+    first.__exit__(None, None, None)
+    yield addresses
+    second.__exit__(None, None, None)
 
 
 def test_a_ray_is_stopped_after_an_error(use):
