@@ -1,7 +1,7 @@
 """How evenly the ranks of a given dp would work, by a given cost model, beside what is possible.
 
 In:   costs of packs, step by step, dealt to ranks as the loader does (``pipeline/ranks.py``)
-Out:  ``Balance``
+Out:  ``BalanceFigures``
 
 Packs go to ranks by the costs that the plan holds, whatever they are measured by: a plan made for one model
 and measured by another shows what the difference would cost.
@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 from ringfeed.pipeline.planner.bounds import least_rank_loads, least_waits
 from ringfeed.pipeline.ranks import MISSING, assign_steps, num_micro_batches
 
-__all__ = ["Balance", "BalanceMeter"]
+__all__ = ["BalanceFigures", "BalanceMeter"]
 
 Int64 = NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Balance:
+class BalanceFigures:
     """How long ranks wait for each other, and how long they have to at least."""
 
     step_imbalance: float
@@ -98,7 +98,7 @@ class BalanceMeter:
         )
         return np.asarray(loads, dtype=np.int64)
 
-    def balance(self, *, num_steps: int | None = None) -> Balance:
+    def balance(self, *, num_steps: int | None = None) -> BalanceFigures:
         """Return the balance of all steps that were measured, or of the first ``num_steps``."""
         steps = _first(self._parts, num_steps)
         # Of Python integers: exact, however long the plan is.
@@ -107,7 +107,7 @@ class BalanceMeter:
             float(np.percentile(costs / steps.total * self.dp_size, 99))
             for costs in (steps.largest, steps.least_largest)
         )
-        return Balance(
+        return BalanceFigures(
             step_imbalance=sum(steps.largest.tolist()) / work,
             step_imbalance_p99=worst,
             micro_batch_imbalance=sum(steps.waits.tolist()) / work,

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ringfeed.pipeline.pack_lengths import PackShape
 from ringfeed.pipeline.plan import Plan
 from ringfeed.pipeline.plan_blocks import pack_footprints
-from ringfeed.pipeline.planner.balance import Balance, BalanceMeter
+from ringfeed.pipeline.planner.balance import BalanceFigures, BalanceMeter
 from ringfeed.pipeline.planner.bounds import PieceSums, least_packs, least_work
 from ringfeed.pipeline.planner.cost import CostModel, cost_model_of
 from ringfeed.pipeline.step_packs import PackRows
@@ -40,11 +40,11 @@ class MeasuredBalance:
 
     dp_size: int
     cost_model: str
-    whole: Balance
+    whole: BalanceFigures
     documents_bound: float | None
     """No plan of the same pieces has a lower ``step_imbalance``, however they are packed and ordered; None
     where costs are known per pack only."""
-    settled: Balance | None
+    settled: BalanceFigures | None
     """Without the last ``window + 1`` steps; None for a plan no longer than that."""
 
     def as_dict(self) -> dict[str, Any]:

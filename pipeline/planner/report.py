@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ringfeed.pipeline.manifest import FileEntry
 from ringfeed.pipeline.plan_blocks import BlockFacts, read_columns
-from ringfeed.pipeline.planner.balance import Balance, BalanceMeter
+from ringfeed.pipeline.planner.balance import BalanceFigures, BalanceMeter
 from ringfeed.pipeline.planner.options import PlanOptions
 from ringfeed.pipeline.planner.tally import BlockTally
 from ringfeed.sharding.padding import slot_lengths
@@ -139,7 +139,7 @@ def measure_plan(
     )
 
 
-def _figures(balance: Balance) -> dict[str, float]:
+def _figures(balance: BalanceFigures) -> dict[str, float]:
     return {
         "step_imbalance": balance.step_imbalance,
         "step_imbalance_p99": balance.step_imbalance_p99,

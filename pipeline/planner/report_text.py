@@ -6,7 +6,7 @@ Out:  lines for a terminal
 
 from collections.abc import Iterator, Sequence
 
-from ringfeed.pipeline.planner.balance import Balance
+from ringfeed.pipeline.planner.balance import BalanceFigures
 from ringfeed.pipeline.planner.measure import MeasuredBalance, Measurement
 from ringfeed.pipeline.planner.report import PlanReport
 
@@ -44,7 +44,7 @@ def _balances(balances: Sequence[MeasuredBalance]) -> Iterator[str]:
             yield from _figures("before the end", balance.settled, None)
 
 
-def _figures(name: str, balance: Balance, documents: float | None) -> Iterator[str]:
+def _figures(name: str, balance: BalanceFigures, documents: float | None) -> Iterator[str]:
     least = "" if documents is None else f"; {documents:.4f}"
     yield (
         f"      {name:<16}step {balance.step_imbalance:.4f} [{balance.step_imbalance_bound:.4f}{least}], "
