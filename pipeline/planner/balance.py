@@ -68,8 +68,8 @@ class BalanceMeter:
 
     def add(
         self, steps: Int64, *, slates: NDArray[np.int32], planned: Int64, costs: Int64 | None = None
-    ) -> Int64:
-        """Measure packs of whole steps; return what each rank costs in each step, int64 [S, dp].
+    ) -> None:
+        """Measure packs of whole steps.
 
         Args:
             steps: int64 [K], rising.
@@ -77,14 +77,7 @@ class BalanceMeter:
             planned: int64 [K], the costs that packs are dealt by.
             costs: int64 [K], what they are measured by; by default the same.
         """
-        first_packs = np.append(np.flatnonzero(np.diff(steps, prepend=-1)), len(steps))
-        shape = (self.packs_per_step // self.dp_size, self.dp_size, 1)
-        by_slate = self.slate_size == self.dp_size
-        dealt = assign_steps(planned, slates, first_packs, by_slate=by_slate, shape=shape)
-        costs = planned if costs is None else costs
-        places = np.where(dealt == MISSING, 0, dealt + first_packs[:-1, None, None, None])
-        # One pack per chunk. A missing pack costs nothing, so that a short last step counts against the plan.
-        packs = np.where(dealt == MISSING, 0, costs[places])[..., 0]
+        packs = self.deal(steps, slates=slates, planned=planned, costs=costs)
         loads = packs.sum(axis=1)
         flat = packs.reshape(len(packs), -1)
         self._parts.append(
@@ -96,7 +89,19 @@ class BalanceMeter:
                 least_waits=least_waits(flat, dp_size=self.dp_size),
             )
         )
-        return np.asarray(loads, dtype=np.int64)
+
+    def deal(
+        self, steps: Int64, *, slates: NDArray[np.int32], planned: Int64, costs: Int64 | None = None
+    ) -> Int64:
+        """Return what each pack costs where it is dealt to, int64 [S, M, dp]; arguments as of ``add``."""
+        first_packs = np.append(np.flatnonzero(np.diff(steps, prepend=-1)), len(steps))
+        shape = (self.packs_per_step // self.dp_size, self.dp_size, 1)
+        by_slate = self.slate_size == self.dp_size
+        dealt = assign_steps(planned, slates, first_packs, by_slate=by_slate, shape=shape)
+        costs = planned if costs is None else costs
+        places = np.where(dealt == MISSING, 0, dealt + first_packs[:-1, None, None, None])
+        # One pack per chunk. A missing pack costs nothing, so that a short last step counts against the plan.
+        return np.asarray(np.where(dealt == MISSING, 0, costs[places])[..., 0], dtype=np.int64)
 
     def balance(self, *, num_steps: int | None = None) -> BalanceFigures:
         """Return the balance of all steps that were measured, or of the first ``num_steps``."""

@@ -7,7 +7,7 @@ Every block is read and hash-checked once, and one is in memory at a time.
 """
 
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from ringfeed.pipeline.plan_blocks import pack_footprints
 from ringfeed.pipeline.planner.balance import BalanceFigures, BalanceMeter
 from ringfeed.pipeline.planner.bounds import PieceSums, least_packs, least_work
 from ringfeed.pipeline.planner.cost import CostModel, cost_model_of
+from ringfeed.pipeline.planner.report import PlanReport
 from ringfeed.pipeline.step_packs import PackRows
 from ringfeed.sharding.padding import slot_lengths
 
@@ -131,12 +132,21 @@ class _Way:
     by_plan: bool
     """The costs that the plan holds are this model's."""
 
-    def add(self, rows: PackRows) -> Int64:
-        """Measure a block; return what each rank costs in each step, int64 [S, dp]."""
+    def add(self, rows: PackRows) -> None:
+        """Measure a block."""
         costs = None
         if self.model is not None and not self.by_plan:
             costs = np.add.reduceat(self.model.piece_costs(rows.pieces.lengths), rows.offsets[:-1])
-        return self.meter.add(rows.steps, slates=rows.slates, planned=rows.costs, costs=costs)
+        self.meter.add(rows.steps, slates=rows.slates, planned=rows.costs, costs=costs)
+
+
+class _Figures(NamedTuple):
+    """What one way came to."""
+
+    whole: BalanceFigures
+    settled: BalanceFigures | None
+    work: int
+    """Cost of all packs."""
 
 
 def measure(plan: Plan, options: MeasureOptions) -> Measurement:
@@ -146,31 +156,37 @@ def measure(plan: Plan, options: MeasureOptions) -> Measurement:
         ValueError: if a dp does not divide the packs of a step, or a cost model does not know a length.
         CorruptDataError: if a block is damaged; names the file.
     """
-    ways = _ways(plan, options)
-    lengths, tokens = _Lengths(), np.zeros(len(plan.sources), np.int64)
+    ways, stored, facts = _ways(plan, options), PlanReport(**plan.report), plan.manifest.facts
+    # The plan's own dp and costs were measured when it was made.
+    unknown = ways if stored.figures is None else ways[1:]
+    lengths, work = _Lengths(), 0
     fills, loads = [], []
-    supervised = np.zeros_like(tokens)
     for block in plan.blocks():
         rows = block.rows
         lengths.add(rows.pieces.lengths)
-        tokens += np.array(block.facts.source_tokens, dtype=np.int64)
-        if block.facts.source_supervised is not None:
-            supervised += np.array(block.facts.source_supervised, dtype=np.int64)
-        by_rank, *_ = [way.add(rows) for way in ways]
-        loads.append(by_rank.astype(np.float32))
+        for way in unknown:
+            way.add(rows)
+        work += int(rows.costs.sum())
+        packs = ways[0].meter.deal(rows.steps, slates=rows.slates, planned=rows.costs)
+        loads.append(packs.sum(axis=1).astype(np.float32))
         fills.append(_step_fill(plan, rows))
     slots = slot_lengths(lengths.values, multiple=plan.pad_multiple)
     pieces = PieceSums(slots=slots, costs=slots, counts=lengths.counts)
     packs_bound = least_packs(pieces, pack_tokens=plan.pack_tokens)
+    figures = [] if stored.figures is None else [_Figures(stored.figures, stored.settled_figures, work)]
+    figures += [_metered(plan, way) for way in unknown]
     return Measurement(
-        fill_bound=int(tokens.sum()) / _least_room(plan, pieces, packs_bound),
+        fill_bound=stored.tokens / _least_room(plan, pieces, packs_bound),
         packs_bound=packs_bound,
         waste_by_multiple=_waste_by_multiple(lengths, plan.pad_multiple),
-        source_tokens=dict(zip(plan.sources, tokens.tolist(), strict=True)),
+        source_tokens=dict(zip(plan.sources, facts["source_tokens"], strict=True)),
         source_supervised=None
-        if plan.least_supervised is None
-        else dict(zip(plan.sources, supervised.tolist(), strict=True)),
-        balances=[_balance(plan, way, lengths.values, pieces) for way in ways],
+        if facts["source_supervised"] is None
+        else dict(zip(plan.sources, facts["source_supervised"], strict=True)),
+        balances=[
+            _balance(way, found, _documents_bound(plan, way, lengths.values, pieces, found.work))
+            for way, found in zip(ways, figures, strict=True)
+        ],
         series=StepSeries(fill=np.concatenate(fills), loads=np.concatenate(loads)),
     )
 
@@ -202,23 +218,31 @@ def _described(name: str) -> CostModel | None:
         return None
 
 
-def _balance(plan: Plan, way: _Way, lengths: Int64, pieces: PieceSums) -> MeasuredBalance:
-    bound = None
-    if way.model is not None:
-        costs = replace(pieces, costs=way.model.piece_costs(lengths))
-        dp_size = way.meter.dp_size
-        least = least_work(
-            costs, pack_tokens=plan.pack_tokens, packs_per_step=plan.packs_per_step, dp_size=dp_size
-        )
-        bound = least / (way.meter.work / dp_size)
+def _metered(plan: Plan, way: _Way) -> _Figures:
     num_settled = plan.num_steps - plan.recipe.window - 1
+    settled = way.meter.balance(num_steps=num_settled) if num_settled > 0 else None
+    return _Figures(way.meter.balance(), settled, way.meter.work)
+
+
+def _balance(way: _Way, found: _Figures, documents_bound: float | None) -> MeasuredBalance:
     return MeasuredBalance(
         dp_size=way.meter.dp_size,
         cost_model=way.name,
-        whole=way.meter.balance(),
-        documents_bound=bound,
-        settled=way.meter.balance(num_steps=num_settled) if num_settled > 0 else None,
+        whole=found.whole,
+        documents_bound=documents_bound,
+        settled=found.settled,
     )
+
+
+def _documents_bound(plan: Plan, way: _Way, lengths: Int64, pieces: PieceSums, work: int) -> float | None:
+    if way.model is None:
+        return None
+    costs = replace(pieces, costs=way.model.piece_costs(lengths))
+    dp_size = way.meter.dp_size
+    least = least_work(
+        costs, pack_tokens=plan.pack_tokens, packs_per_step=plan.packs_per_step, dp_size=dp_size
+    )
+    return least / (work / dp_size)
 
 
 def _least_room(plan: Plan, pieces: PieceSums, packs_bound: int) -> int:

@@ -8,8 +8,8 @@ missing pack costs nothing, so a last step that holds fewer packs counts against
 out the last ``window + 1`` steps, where there is no look-ahead left.
 """
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,10 @@ class PlanReport:
     """99th percentile over steps of the most expensive rank over the mean one."""
     micro_batch_imbalance: float
     """The same as ``step_imbalance`` over micro-batches: ranks wait for each other in each of them."""
+    step_imbalance_bound: float | None = None
+    """No deal of the same packs of each step has less; None where an earlier ringfeed made the plan."""
+    step_imbalance_p99_bound: float | None = None
+    micro_batch_imbalance_bound: float | None = None
     displacement_mean: float
     """Steps between where a piece stands and where it arrived in the stream, mean over pieces."""
     displacement_max: int
@@ -84,12 +88,48 @@ class PlanReport:
         """Return the report as JSON-able values."""
         return asdict(self)
 
+    @property
+    def figures(self) -> BalanceFigures | None:
+        """The balance as it was measured, None where an earlier ringfeed left the bounds out."""
+        return _stored_figures(asdict(self))
+
+    @property
+    def settled_figures(self) -> BalanceFigures | None:
+        """As ``figures``, without the last ``window + 1`` steps."""
+        return None if self.settled is None else _stored_figures(self.settled)
+
 
 def measure_plan(
     folder: Path, entries: Sequence[FileEntry], facts: Sequence[BlockFacts], options: PlanOptions
 ) -> PlanReport:
     """Measure the blocks of a plan that is complete; reads their costs, and the lengths of the last steps."""
     tally = BlockTally.sum_of(BlockTally.from_json(block.tally) for block in facts)
+    meter = _metered(folder, entries, options)
+    num_steps = sum(block.num_steps for block in facts)
+    num_settled = num_steps - options.window - 1
+    size = sum(entry.bytes for entry in entries)
+    settled = None
+    if num_settled > 0:
+        late_tokens, late_room = _tokens_from(folder, entries, facts, num_settled, options)
+        settled = {
+            "fill": (tally.tokens - late_tokens) / (tally.room - late_room),
+            **asdict(meter.balance(num_steps=num_settled)),
+        }
+    return PlanReport(
+        balance=str(options.balance),
+        steps=num_steps,
+        pad_multiple=options.document_multiple,
+        **_counted(tally),
+        **asdict(meter.balance()),
+        bytes=size,
+        bytes_per_piece=size / tally.pieces,
+        bytes_per_step=size / num_steps,
+        settled=settled,
+    )
+
+
+def _metered(folder: Path, entries: Sequence[FileEntry], options: PlanOptions) -> BalanceMeter:
+    """Return a meter that has measured all blocks by the plan's own dp and costs."""
     meter = BalanceMeter(
         packs_per_step=options.packs_per_step,
         slate_size=options.packs_per_slate,
@@ -99,52 +139,29 @@ def measure_plan(
         table = read_columns(folder / entry.path, ["step", "slate", "cost"])
         steps, slates, costs = (table.column(name).to_numpy() for name in ("step", "slate", "cost"))
         meter.add(steps, slates=slates, planned=costs)
-    num_steps = sum(block.num_steps for block in facts)
-    num_settled = num_steps - options.window - 1
-    size = sum(entry.bytes for entry in entries)
-    settled = None
-    if num_settled > 0:
-        late_tokens, late_room = _tokens_from(folder, entries, facts, num_settled, options)
-        settled = {
-            "fill": (tally.tokens - late_tokens) / (tally.room - late_room),
-            **_figures(meter.balance(num_steps=num_settled)),
-        }
-    return PlanReport(
-        balance=str(options.balance),
-        steps=num_steps,
-        packs=tally.packs,
-        pieces=tally.pieces,
-        tokens=tally.tokens,
-        fill=tally.tokens / tally.room,
-        pad_multiple=options.document_multiple,
-        slot_padding=tally.slots - tally.tokens,
-        tail_padding=tally.room - tally.slots,
-        slot_waste=(tally.slots - tally.tokens) / tally.room,
-        tail_waste=(tally.room - tally.slots) / tally.room,
-        **_figures(meter.balance()),
-        displacement_mean=tally.displacement / tally.pieces,
-        displacement_max=tally.displacement_max,
-        displacement_counts=list(tally.displacement_counts),
-        empty=tally.empty,
-        dropped=tally.dropped,
-        dropped_tokens=tally.dropped_tokens,
-        split=tally.split,
-        truncated=tally.truncated,
-        truncated_tokens=tally.truncated_tokens,
-        early=tally.early,
-        bytes=size,
-        bytes_per_piece=size / tally.pieces,
-        bytes_per_step=size / num_steps,
-        settled=settled,
-    )
+    return meter
 
 
-def _figures(balance: BalanceFigures) -> dict[str, float]:
+def _counted(tally: BlockTally) -> dict[str, Any]:
+    """Return what the report says of packs, pieces and documents."""
+    packs = ("packs", "pieces", "tokens", "displacement_max")
+    documents = ("empty", "dropped", "dropped_tokens", "split", "truncated", "truncated_tokens", "early")
     return {
-        "step_imbalance": balance.step_imbalance,
-        "step_imbalance_p99": balance.step_imbalance_p99,
-        "micro_batch_imbalance": balance.micro_batch_imbalance,
+        **{name: getattr(tally, name) for name in (*packs, *documents)},
+        "fill": tally.tokens / tally.room,
+        "slot_padding": tally.slots - tally.tokens,
+        "tail_padding": tally.room - tally.slots,
+        "slot_waste": (tally.slots - tally.tokens) / tally.room,
+        "tail_waste": (tally.room - tally.slots) / tally.room,
+        "displacement_mean": tally.displacement / tally.pieces,
+        "displacement_counts": list(tally.displacement_counts),
     }
+
+
+def _stored_figures(stored: Mapping[str, float | None]) -> BalanceFigures | None:
+    found = {entry.name: stored.get(entry.name) for entry in fields(BalanceFigures)}
+    known = {name: value for name, value in found.items() if value is not None}
+    return BalanceFigures(**known) if len(known) == len(found) else None
 
 
 def _tokens_from(

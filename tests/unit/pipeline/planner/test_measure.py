@@ -1,10 +1,14 @@
 """A finished plan measured: bounds beside figures, other dp sizes and cost models, shares of sources."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from ringfeed.pipeline.corpus_writer import write_corpus
+from ringfeed.pipeline.manifest import read_manifest, write_manifest
 from ringfeed.pipeline.plan import Plan
+from ringfeed.pipeline.planner.balance import BalanceMeter
 from ringfeed.pipeline.planner.cost import QuadraticCost, TokenCost
 from ringfeed.pipeline.planner.measure import MeasureOptions, measure
 from ringfeed.pipeline.planner.options import BlockLimits, PlanOptions
@@ -20,13 +24,43 @@ def lengths():
     return np.concatenate([draw.integers(1, 700, size=500), draw.integers(1500, 4096, size=40)])
 
 
+def without_bounds(plan):
+    """Make the plan's manifest that of an earlier ringfeed, which stored no bounds."""
+
+    def older(report):
+        settled = None if report["settled"] is None else older({"settled": None, **report["settled"]})
+        kept = {name: value for name, value in report.items() if not name.endswith("_bound")}
+        return {**kept, "settled": settled}
+
+    manifest = read_manifest(plan.path, format="ringfeed-plan")
+    facts = {**manifest.facts, "report": older(manifest.facts["report"])}
+    write_manifest(plan.path, replace(manifest, facts=facts))
+    return Plan.open(plan.path)
+
+
 def test_measured_by_its_own_dp_and_costs_a_plan_is_what_its_report_says(plan_lengths, lengths):
     planned = plan_lengths(lengths, **WIDE, block_limits=BlockLimits(steps=3))
     [own] = measure(planned.plan, MeasureOptions()).balances
     assert (own.dp_size, own.cost_model) == (4, "quadratic:linear_tokens=24576")
-    for name in ("step_imbalance", "step_imbalance_p99", "micro_batch_imbalance"):
+    for name in ("step_imbalance", "step_imbalance_p99_bound", "micro_batch_imbalance_bound"):
         assert getattr(own.whole, name) == getattr(planned.report, name)
         assert getattr(own.settled, name) == planned.report.settled[name]
+    measured = measure(without_bounds(planned.plan), MeasureOptions())
+    assert measured.balances == [own]
+
+
+def test_what_was_measured_when_a_plan_was_made_is_not_measured_again(plan_lengths, lengths, monkeypatch):
+    plan = plan_lengths(lengths, **WIDE).plan
+    metered = set()
+    add = BalanceMeter.add
+
+    def noted(meter, *rows, **named):
+        metered.add(meter.dp_size)
+        add(meter, *rows, **named)
+
+    monkeypatch.setattr(BalanceMeter, "add", noted)
+    measure(plan, MeasureOptions(dp_sizes=(2, 4)))
+    assert metered == {2}
 
 
 def test_bounds_never_lie_beyond_what_was_reached(plan_lengths, lengths):
