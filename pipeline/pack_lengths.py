@@ -62,8 +62,18 @@ class PackLengths:
             f"for a full pack; nearest valid: {[below, 2 * below]}"
         )
 
+    def bucket_lengths(self) -> Int64Array:
+        """Return the few T that packs may have: int64 [B], rising to the budget; none where any will do."""
+        if self.buckets is LengthBuckets.NONE:
+            return np.empty(0, dtype=np.int64)
+        if self.buckets is LengthBuckets.EIGHTHS:
+            footprints = np.arange(1, 9, dtype=np.int64) * self._eighth
+        else:
+            footprints = np.left_shift(np.int64(1), np.arange(self.budget.bit_length() + 1))
+        return np.unique(self.of(footprints))
+
     @property
-    def eighth(self) -> int:
+    def _eighth(self) -> int:
         """Return the step between buckets of ``eighths``."""
         return -(-self.budget // (8 * self.multiple)) * self.multiple
 
@@ -91,6 +101,6 @@ class PackLengths:
             _, exponents = np.frexp((wanted - 1).astype(np.float64))
             wanted = np.left_shift(np.int64(1), exponents.astype(np.int64))
         elif self.buckets is LengthBuckets.EIGHTHS:
-            wanted = -(-wanted // self.eighth) * self.eighth
+            wanted = -(-wanted // self._eighth) * self._eighth
         rounded: Int64Array = -(-wanted // self.multiple) * self.multiple
         return np.minimum(rounded, np.int64(self.budget))

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ringfeed.pipeline.pack_lengths import LengthBuckets, PackLengths
+from ringfeed.pipeline.pack_lengths import PackLengths
 from ringfeed.pipeline.planner.cost import CostModel
 from ringfeed.pipeline.planner.packing import Packing, Pool, group_by_pack
 from ringfeed.pipeline.planner.stream import UNKNOWN_STEP
@@ -77,7 +77,6 @@ def _rules(pool: Pool, costs: Int64, shape: VariableShape) -> StepRules:
         delay=shape.work.max_delay,
         outlier=even * part // parts,
         tolerance=even * (shape.packs_per_step // shape.slate_size) // _TOLERANCE,
-        bucket_multiple=0 if shape.lengths.buckets is LengthBuckets.NONE else shape.lengths.multiple,
-        bucket_step=shape.lengths.eighth if shape.lengths.buckets is LengthBuckets.EIGHTHS else 0,
+        buckets=shape.lengths.bucket_lengths(),
         final=pool.final,
     )

@@ -160,21 +160,10 @@ def bucket_limits(pool: PoolPieces, members: Int64, where: Int64, packs: Packs, 
     apart = np.zeros(rules.ranks, np.int64)
     for pack in range(rules.packs):
         used = packs.used[pack]
-        above = _bucket(used, rules)
-        below = _bucket(above - rules.bucket_step if rules.bucket_step else above // 2, rules)
+        found = np.searchsorted(rules.buckets, used)
+        above, below = rules.buckets[found], rules.buckets[max(found - 1, 0)]
         rank = pack % rules.ranks
         is_closer = abs(apart[rank] + below - used) < abs(apart[rank] + above - used)
         limits[pack] = below if is_closer and largest[pack] <= below else above
         apart[rank] += limits[pack] - used
     return limits
-
-
-@njit(cache=True, nogil=True)
-def _bucket(slots: int, rules: StepRules) -> int:
-    """Return the length of a pack that takes ``slots``, as ``PackLengths`` says it."""
-    multiple, length = rules.bucket_multiple, 1
-    if rules.bucket_step:
-        length = -(-max(slots, 1) // rules.bucket_step) * rules.bucket_step
-    while length < slots:
-        length *= 2
-    return min(-(-length // multiple) * multiple, rules.capacity)

@@ -45,9 +45,7 @@ class StepRules(NamedTuple):
     """A piece that costs more waits for others like it."""
     tolerance: int
     """Work by which the pieces of a group may differ."""
-    bucket_multiple: int
-    """What buckets are rounded up to; 0: packs may have any length."""
-    bucket_step: int
-    """Between even buckets; 0 for powers of two."""
+    buckets: Int64
+    """int64 [B], the lengths that packs may have, rising to the capacity; none: any length."""
     final: bool
     """Nothing comes after this pool."""

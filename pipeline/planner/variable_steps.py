@@ -97,7 +97,7 @@ def pack_steps(pool: PoolPieces, dues: Int64, rules: StepRules) -> tuple[Int64, 
         end, held = _drawn_to(undrawn, draw, kept)
         late = members[forced : forced + kept][where[forced : forced + kept] == LEFT]
         held = np.sort(np.concatenate((held, late)))
-        if rules.bucket_multiple:
+        if len(rules.buckets):
             more, places, late, end = _fill_up(pool, undrawn[end:], filled, may_hold - len(held), rules, end)
             members, where = np.concatenate((members, more)), np.concatenate((where, places))
             held = np.concatenate((held, late))
@@ -165,7 +165,7 @@ def _fit(pool: PoolPieces, members: Int64, limits: _Limits, rules: StepRules) ->
     forced, num_taken = limits.forced, limits.taken
     kept = num_taken
     room = np.full(rules.packs, rules.capacity, np.int64)
-    in_buckets = rules.bucket_multiple == 0
+    in_buckets = len(rules.buckets) == 0
     for _ in range(_TRIES):
         is_kept = np.ones(len(members), np.bool_)
         is_kept[forced + kept : forced + num_taken] = False

@@ -86,3 +86,20 @@ def test_a_budget_that_is_no_bucket_names_its_neighbours():
     with pytest.raises(ValueError, match=r"pack_tokens=96 is no power of two.*nearest valid: \[64, 128\]"):
         rule.check_budget("pack_tokens")
     PackLengths(budget=96, multiple=4, **VARIABLE).check_budget("pack_tokens")
+
+
+@given(
+    footprint=st.integers(0, 512),
+    multiple=st.sampled_from([1, 2, 8, 64]),
+    rule=st.sampled_from([BUCKETS, EIGHTHS]),
+)
+def test_a_pack_has_the_smallest_bucket_that_holds_it(footprint, multiple, rule):
+    lengths = PackLengths(budget=512, multiple=multiple, **rule)
+    buckets = lengths.bucket_lengths()
+    assert lengths.of_pack(footprint) == buckets[np.searchsorted(buckets, footprint)]
+    assert lengths.of(buckets).tolist() == buckets.tolist()
+    assert buckets[-1] == 512
+
+
+def test_packs_of_any_length_have_no_buckets():
+    assert PackLengths(budget=512, multiple=8, **VARIABLE).bucket_lengths().tolist() == []

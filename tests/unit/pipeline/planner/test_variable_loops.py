@@ -19,8 +19,7 @@ def rules(**changes):
         "delay": 8,
         "outlier": 50,
         "tolerance": 10,
-        "bucket_multiple": 0,
-        "bucket_step": 0,
+        "buckets": ints([]),
         "final": False,
     }
     return StepRules(**{**numbers, **changes})
