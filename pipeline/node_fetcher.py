@@ -11,7 +11,7 @@ from __future__ import annotations
 import queue
 import socket
 import threading
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from ringfeed.pipeline.block_columns import narrow_block
 from ringfeed.pipeline.block_fetcher import FetcherStatus
+from ringfeed.pipeline.digest_report import DigestReport
 from ringfeed.pipeline.feed_facts import FeedFacts
 from ringfeed.pipeline.flight_wire import Trouble, read_error, read_file_body
 from ringfeed.pipeline.manifest import CorruptDataError
@@ -38,7 +39,7 @@ __all__ = ["HubAddress", "NodeFetcher"]
 
 _NO_ROWS = pa.RecordBatch.from_arrays([], schema=pa.schema([]))
 # Longer than any transport takes to find out that nobody answers.
-_RUN_SECONDS = 60.0
+_ANSWER_SECONDS = 60.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,6 +81,8 @@ class NodeFetcher:
         self._on_close = on_close
         self._lock = threading.Lock()
         self._is_closed = False
+        self._gone: str | None = None
+        """What happened to the hub."""
         self._next = 0
         self._asked: dict[int, tuple[BlockRequest | None, Future[Any]]] = {}
         """By number; a question for the facts of the run has no request."""
@@ -98,19 +101,25 @@ class NodeFetcher:
             threading.Thread(target=work, name="ringfeed-member", daemon=True).start()
 
     def facts(self) -> FeedFacts:
-        future: Future[FeedFacts] = Future()
-        self._ask(Say.RUN, None, future)
         try:
-            self._facts = future.result(timeout=_RUN_SECONDS)
-        except FutureTimeoutError:
+            self._facts = self._answer(Say.RUN, b"")
+        except TimeoutError as error:
             # What is known stays right; a rank that waits for more asks again, and tells how long it took.
             if self._facts is None:
-                raise ConnectionError(f"{self._who} has been silent for {_RUN_SECONDS:.0f} s") from None
-        return self._facts
+                raise ConnectionError(str(error)) from None
+        facts: FeedFacts = self._facts
+        return facts
+
+    def compare(self, report: DigestReport) -> DigestReport | None:
+        try:
+            other: DigestReport | None = self._answer(Say.COMPARE, report.to_json())
+        except TimeoutError as error:
+            raise ConnectionError(str(error)) from None
+        return other
 
     def fetch(self, request: BlockRequest) -> Future[EncodedBlock]:
         future: Future[EncodedBlock] = Future()
-        number = self._ask(Say.ASK, request, future)
+        number = self._ask(Say.ASK, request.to_json(), future, request=request)
         future.add_done_callback(lambda done: self._drop(number) if done.cancelled() else None)
         return future
 
@@ -136,13 +145,28 @@ class NodeFetcher:
     def _who(self) -> str:
         return f"rank {self._address.leader} (pid {self._address.pid}), which fetches for this node group"
 
-    def _ask(self, kind: Say, request: BlockRequest | None, future: Future[Any]) -> int:
+    def _answer(self, kind: Say, body: bytes) -> Any:
+        """Ask something beside blocks, and wait; TimeoutError after a while."""
+        future: Future[Any] = Future()
+        self._ask(kind, body, future)
+        try:
+            return future.result(timeout=_ANSWER_SECONDS)
+        except FutureTimeoutError:
+            raise TimeoutError(f"{self._who} has been silent for {_ANSWER_SECONDS:.0f} s") from None
+        except CancelledError:
+            raise ConnectionError("closed while it waited for an answer") from None
+
+    def _ask(
+        self, kind: Say, body: bytes, future: Future[Any], *, request: BlockRequest | None = None
+    ) -> int:
         with self._lock:
+            if self._gone is not None:
+                raise ConnectionError(self._gone)
             if self._is_closed:
                 raise ValueError("the fetcher is closed; open another")
             number, self._next = self._next, self._next + 1
             self._asked[number] = (request, future)
-            self._outbox.put((kind, number, b"" if request is None else request.to_json()))
+            self._outbox.put((kind, number, body))
         return number
 
     def _drop(self, number: int) -> None:
@@ -178,6 +202,8 @@ class NodeFetcher:
     def _outcome(self, kind: int, number: int, body: bytes, request: BlockRequest | None) -> Any:
         if kind == Reply.RUN:
             return FeedFacts.from_json(body)
+        if kind == Reply.COMPARED:
+            return DigestReport.from_json(body) if body else None
         if kind == Reply.FACTS:
             return EncodedBlock(header=body, rows=_NO_ROWS)
         if kind == Reply.BLOCK and request is not None and self._facts is not None:
@@ -199,6 +225,8 @@ class NodeFetcher:
     def _is_over(self, error: Exception) -> None:
         with self._lock:
             is_wanted, self._is_closed = not self._is_closed, True
+            if is_wanted:
+                self._gone = f"{self._who}, is gone ({error}); start the ranks of this node again"
             asked = list(self._asked.values())
             self._asked.clear()
         self._outbox.put(None)
@@ -207,5 +235,4 @@ class NodeFetcher:
             sweep()
         for _, future in asked:
             if future.set_running_or_notify_cancel():
-                text = f"{self._who}, is gone ({error}); start the ranks of this node again"
-                future.set_exception(ConnectionError(text))
+                future.set_exception(ConnectionError(self._gone))

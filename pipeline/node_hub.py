@@ -26,6 +26,7 @@ from ringfeed.pipeline.block_fetcher import FetcherStatus
 from ringfeed.pipeline.feed_request import BlockRequest
 from ringfeed.pipeline.feed_window import BlockGrid
 from ringfeed.pipeline.flight_wire import file_body
+from ringfeed.pipeline.node_questions import NodeQuestions
 from ringfeed.pipeline.node_shelf import Cancel, Fetch, Free, Serve, Shelf, Want
 from ringfeed.pipeline.node_wire import Outbox, Reply, Say, read_message, send_all, status_body, trouble_body
 from ringfeed.pipeline.shm_files import BlockFolder
@@ -90,14 +91,13 @@ class NodeHub:
         self._fetching: dict[int, Future[EncodedBlock]] = {}
         self._is_closing = False
         self._over = threading.Event()
-        # Not executors: these take no more work once the process ends, and members may be behind.
+        # No executor: it takes no more work once the process ends, and members may be behind.
         self._to_write: _Tasks = queue.SimpleQueue()
-        self._to_ask: _Tasks = queue.SimpleQueue()
+        self._questions = NodeQuestions(fetcher)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(str(self.folder.path_of(SOCKET)))
         self._listener.listen(len(options.members))
-        work = (partial(_run_all, self._to_write), partial(_run_all, self._to_ask))
-        for task in (self._accept, self._tick, *work):
+        for task in (self._accept, self._tick, partial(_run_all, self._to_write)):
             threading.Thread(target=task, name="ringfeed-node", daemon=True).start()
         atexit.register(self._at_exit)
 
@@ -135,8 +135,8 @@ class NodeHub:
         for outbox in self._outboxes.values():
             outbox.put(None)
         self._fetcher.close()
-        for work in (self._to_write, self._to_ask):
-            work.put(None)
+        self._questions.close()
+        self._to_write.put(None)
         self._pool.close()
         self.folder.close()
 
@@ -181,8 +181,8 @@ class NodeHub:
                 self._end_if_done()
 
     def _take(self, member: int, kind: int, number: int, body: bytes) -> None:
-        if kind == Say.RUN:
-            self._to_ask.put(partial(self._tell_run, member, number))
+        if kind in (Say.RUN, Say.COMPARE):
+            self._questions.put(kind, body, partial(self._tell_now, member, number))
         elif kind == Say.LET_GO:
             with self._lock:
                 self._do(self._shelf.let_go(member, number, time.monotonic()))
@@ -260,11 +260,7 @@ class NodeHub:
             else:
                 self._tell(member, Reply.FACTS, number, done.result().header)
 
-    def _tell_run(self, member: int, number: int) -> None:
-        try:
-            kind, body = Reply.RUN, self._fetcher.facts().to_json()
-        except Exception as error:
-            kind, body = Reply.ERROR, trouble_body(error)
+    def _tell_now(self, member: int, number: int, kind: Reply, body: bytes) -> None:
         with self._lock:
             self._tell(member, kind, number, body)
 

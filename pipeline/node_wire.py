@@ -8,6 +8,7 @@ Out:  the same at the other end, whole and in order
       ASK number, request   ->    BLOCK | FACTS | ERROR
       LET_GO number         ->    (had or not, the member does not want it any more)
       RUN number            ->    RUN | ERROR
+      COMPARE number, json  ->    COMPARED | ERROR
                             <-    STATUS, once a second while the member waits
 
 The socket lies in a folder that no other user can enter, and a hello shows the folder's proof.
@@ -55,6 +56,8 @@ class Say(IntEnum):
     LET_GO = 3
     RUN = 4
     """Asks what the service serves now."""
+    COMPARE = 5
+    """JSON of a ``DigestReport``."""
 
 
 class Reply(IntEnum):
@@ -70,6 +73,8 @@ class Reply(IntEnum):
     """As in ``flight_wire.error_body``."""
     STATUS = 5
     """Who is asked for what this member waits for, and who holds what."""
+    COMPARED = 6
+    """JSON of a ``DigestReport`` that says otherwise; nothing if there is none."""
 
 
 def send_message(end: socket.socket, kind: IntEnum, number: int, body: bytes = b"") -> None:

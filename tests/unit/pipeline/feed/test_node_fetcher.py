@@ -9,6 +9,7 @@ import pytest
 
 from ringfeed.pipeline.block_fetcher import FetcherStatus
 from ringfeed.pipeline.block_reader import read_block
+from ringfeed.pipeline.digest_report import DigestReport
 from ringfeed.pipeline.feed_request import BLOCK_COLUMNS
 from ringfeed.pipeline.feed_source import FeedSource
 from ringfeed.pipeline.feed_stall import Patience
@@ -205,9 +206,45 @@ def test_a_hub_that_is_gone_is_named_and_its_blocks_stay_readable(inner, join):
         ConnectionError, match=r"rank 10 \(pid 99\), which fetches for this node group, is gone"
     ):
         waiting.result(timeout=20)
-    with pytest.raises(ValueError, match="closed"):
+    with pytest.raises(ConnectionError, match="is gone"):
         members[1].fetch(second)
     assert read_block(kept, first, inner.facts()).nbytes
+
+
+def test_ranks_are_compared_through_the_leader_where_its_source_does(inner, join):
+    _, members = join()
+    own = DigestReport.of(PLACE, step=3, digest=1)
+    with pytest.raises(ValueError, match="does not compare ranks"):
+        members[1].compare(own)
+    said = {3: own}
+    inner.compare = lambda report: said[report.step] if said[report.step] != report else None
+    assert members[1].compare(own) is None
+    assert members[1].compare(DigestReport.of(PLACE, step=3, digest=2)) == own
+
+
+def test_who_closes_while_it_asks_is_told(inner, join):
+    _, members = join()
+    asked, answer = threading.Event(), threading.Event()
+    inner.compare = lambda _: (asked.set(), answer.wait(20))[1] and None
+    threading.Thread(target=lambda: asked.wait(20) and members[1].close()).start()
+    with pytest.raises(ConnectionError, match="closed"):
+        members[1].compare(DigestReport.of(PLACE, step=3, digest=1))
+    answer.set()
+
+
+def test_what_one_that_vanished_may_still_map_is_never_written_again(inner, join):
+    _, members = join()
+    for member in members:
+        member.facts()
+    blocks = requests(inner)
+    kept = members[1].fetch(blocks[0]).result(timeout=20)
+    before = kept.rows.column("input_ids").values.to_numpy().copy()
+    # As if it were killed, but for the block in its hands.
+    members[1].close()
+    for request in blocks:
+        members[0].fetch(request).result(timeout=20)
+    assert kept.rows.column("input_ids").values.to_numpy().tolist() == before.tolist()
+    assert read_block(kept, blocks[0], inner.facts()).nbytes
 
 
 def test_a_cancelled_request_is_not_served_and_leaves_nothing(inner, join):

@@ -163,3 +163,13 @@ def test_a_write_to_a_mapped_block_ends_the_process_and_changes_nothing(folder, 
     assert ended.stdout == "7\n"
     assert ended.returncode == -11, ended.stderr
     assert values(maps.open(note, on_release=nothing)) == {7}
+
+
+def test_what_one_may_still_map_is_dropped_and_not_written_again(folder, pool, maps):
+    dropped = pool.write(block_of(1))
+    kept = maps.open(dropped, on_release=nothing)
+    pool.drop(dropped.name)
+    pool.free(dropped.name)
+    assert folder.bytes_held == 0
+    assert pool.write(block_of(2)).name != dropped.name
+    assert values(kept) == {1}
