@@ -28,6 +28,11 @@ class RankProgress:
         """All before this place was given to every rank."""
         return min(self._done.values())
 
+    @property
+    def slowest(self) -> tuple[int, int]:
+        """The rank that was given least: (dp rank, cp rank)."""
+        return min(self._done, key=lambda rank: self._done[rank])
+
     def given(self, rank: tuple[int, int], first: int, end: int) -> None:
         """Note that ``rank`` was given what lies from ``first`` up to, and without, ``end``."""
         ahead = self._ahead[rank]

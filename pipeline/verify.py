@@ -33,6 +33,7 @@ from ringfeed.pipeline.store import SHARDS_FORMAT
 from ringfeed.pipeline.verify_coverage import check_coverage
 from ringfeed.pipeline.verify_masks import check_supervised, mask_faults
 from ringfeed.pipeline.verify_plan import check_blocks, open_planned_documents
+from ringfeed.pipeline.verify_rows import check_rows_kept
 from ringfeed.pipeline.verify_shards import check_folder, open_sharded_plan
 
 __all__ = ["verify"]
@@ -131,6 +132,7 @@ def _verify_plan(
     elif documents is not None:
         with named(path, findings):
             findings += check_coverage(plan, documents, progress=progress)
+            findings += check_rows_kept(plan, documents)
             findings += check_supervised(plan, documents, progress=progress)
         counts["documents"] = documents.num_documents
     return findings, counts, unchecked

@@ -9,6 +9,7 @@ a block was damaged on the way, mostly finds it. Beyond the byte budget ``put`` 
 
 from __future__ import annotations
 
+import logging
 import threading
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ConvertSupply", "FeedStoppedError"]
 
+_LOG = logging.getLogger("ringfeed.convert")
+_SECONDS_TO_TELL = 60.0
 # Blocks are copies: of those that cp peers share, a few are enough.
 _KEEP_BLOCKS = 2
 
@@ -100,14 +103,29 @@ class ConvertSupply:
             FeedStoppedError: if the feed was stopped.
         """
         nbytes = sum(view.input_ids.nbytes + view.labels.nbytes for views in rows for view in views)
-        held = self._held
+        held, patience = self._held, _SECONDS_TO_TELL
         with self._changed:
             while not self._is_stopped and held.bytes_held and held.bytes_held + nbytes > self._hold_bytes:
-                if not held.let_go(self._steps_past):
-                    self._changed.wait()
+                if not held.let_go(self._steps_past) and not self._changed.wait(patience):
+                    self._tell_slowest()
+                    patience *= 2
             if self._is_stopped:
                 raise FeedStoppedError
             held.add(rows)
+
+    def _tell_slowest(self) -> None:
+        dp_rank, cp_rank = self._progress.slowest
+        _LOG.warning(
+            "the input waits: %d bytes in steps %d to %d are held for dp rank %d, cp rank %d, which was "
+            "given all before step %d (hold_bytes=%d)",
+            self._held.bytes_held,
+            self._held.first_step,
+            self._held.num_steps - 1,
+            dp_rank,
+            cp_rank,
+            self._steps_past,
+            self._hold_bytes,
+        )
 
     def end(self, error: Exception | None = None) -> None:
         """Say that no step follows, or why."""

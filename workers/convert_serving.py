@@ -99,7 +99,10 @@ def convert_feed(  # noqa: PLR0913  (all are by keyword, and all but two have a 
         first = next(source, None)
         if first is None:
             raise ValueError("there is no batch to convert: the input is empty")
-        spec, num_rows = _open(first, options)
+        try:
+            spec, num_rows = _open(first, options)
+        except ValueError as error:
+            raise ValueError(f"batch 0: {error}") from None
         held = HeldSteps(
             spec,
             recipe_fingerprint=fingerprint({"convert": options.facts(), "run": secrets.token_hex(16)}),

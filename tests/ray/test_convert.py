@@ -392,5 +392,7 @@ def test_what_ends_a_feed_is_told_to_its_ranks_and_its_owner():
             feed.wait()
     with pytest.raises(ValueError, match="the input is empty"):
         convert_feed([], cp_size=2, layout="te")
+    with pytest.raises(ValueError, match="batch 0: the batch has no input_ids"):
+        convert_feed([{"tokens": [1]}], cp_size=2, layout="te")
     with pytest.raises(ValueError, match="dp_size=0 must be at least 1"):
         convert_feed([], cp_size=2, layout="te", dp_size=0)

@@ -14,6 +14,7 @@ from ringfeed.pipeline.local_fetcher import LocalFetcher
 from ringfeed.pipeline.opening import ViewSpec
 from ringfeed.pipeline.ranks import RankPlace
 from ringfeed.sharding.layouts import make_layout
+from ringfeed.workers import convert_feed_supply
 from ringfeed.workers.convert_feed_supply import ConvertSupply, FeedStoppedError
 
 T, ROWS = 24, 2
@@ -146,6 +147,25 @@ def test_steps_stay_while_there_is_room():
         take_step(made, index)
 
     assert held.first_step == 0
+
+
+def test_who_the_input_waits_for_is_told(monkeypatch, caplog):
+    monkeypatch.setattr(convert_feed_supply, "_SECONDS_TO_TELL", 0.05)
+    made, _ = supply(hold_steps=2)
+    made.put(convert_batch(batch(0), options()))
+    made.put(convert_batch(batch(1), options()))
+    ask(made, 0, 0, 0)
+    thread = threading.Thread(target=lambda: made.put(convert_batch(batch(2), options())), daemon=True)
+    thread.start()
+    until(lambda: caplog.messages)
+    for step in range(2):
+        take_step(made, step)
+    thread.join(10)
+
+    assert caplog.messages[0] == (
+        f"the input waits: {2 * STEP_BYTES} bytes in steps 0 to 1 are held for dp rank 0, cp rank 1, which "
+        f"was given all before step 0 (hold_bytes={2 * STEP_BYTES})"
+    )
 
 
 def test_a_stopped_feed_takes_no_more():

@@ -11,6 +11,7 @@ def test_the_slowest_rank_decides():
     assert progress.past == 0
     progress.given(B, 0, 2)
     assert progress.past == 2
+    assert progress.slowest == B
     progress.given(B, 2, 9)
     assert progress.past == 4
 

@@ -17,6 +17,8 @@ from ringfeed.pipeline.planner.mixture import Mixture, MixtureSource
 from ringfeed.pipeline.planner.options import PlanOptions
 from ringfeed.pipeline.planner.run import run_plan
 from ringfeed.pipeline.progress import SilentProgress
+from ringfeed.pipeline.step_packs import PackRows, Pieces
+from ringfeed.pipeline.verify_rows import row_faults
 from ringfeed.sharding.layouts import make_layout
 
 LENGTHS = [[3, 5], [7], [2, 2, 2], [8], [1, 6], [4, 4]]
@@ -113,6 +115,35 @@ def test_what_would_break_rows_up_is_refused(tmp_path):
     for overflow in ("truncate", "drop"):
         with pytest.raises(ValueError, match=f"balance=given keeps rows as they are, overflow={overflow}"):
             options(tmp_path, overflow=overflow)
+
+
+@pytest.mark.parametrize(
+    ("packs", "wrong"),
+    [
+        ([[0, 1], [2], [3, 4, 5]], []),
+        ([[3, 4, 5], [0, 1], [2]], []),
+        ([[0, 1, 2], [3, 4, 5]], [0]),
+        ([[0], [1], [2], [3, 4, 5]], [0, 1]),
+        ([[1, 0], [2], [3, 5, 4]], [0, 2]),
+        ([[0, 1], [2], [3, 4]], [2]),
+        ([[0, 1], [7]], [1]),
+    ],
+)
+def test_verify_finds_packs_that_are_no_rows(packs, wrong):
+    documents = np.array([document for pack in packs for document in pack])
+    zeros = np.zeros(len(documents), np.int64)
+    rows = PackRows(
+        np.zeros(len(packs), np.int64),
+        np.arange(len(packs)),
+        np.zeros(len(packs), np.int32),
+        np.ones(len(packs), np.int64),
+        None,
+        np.cumsum([0, *map(len, packs)]),
+        Pieces(documents, zeros, zeros + 1, zeros.astype(np.int32)),
+    )
+    faults = row_faults(rows, np.array([0, 2, 3, 6]))
+
+    assert [fault.split(" of step")[0] for fault in faults] == [f"pack {k}" for k in wrong]
 
 
 def test_the_command_keeps_rows(tmp_path, capsys):
