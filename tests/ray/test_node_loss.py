@@ -36,7 +36,7 @@ def cluster():
     import ray
     from ray.cluster_utils import Cluster
 
-    store = {"object_store_memory": 80 << 20}
+    store: dict[str, Any] = {"object_store_memory": 80 << 20}
     with worker_environment():
         made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **store})
         for _ in range(2):
@@ -50,6 +50,11 @@ def cluster():
 
 def load(source, *, cp_rank, **options):
     return Loader(source, dp_rank=0, dp_size=1, cp_rank=cp_rank, cp_size=2, **options)
+
+
+def feeders_of(running):
+    assert running._loop is not None
+    return running._loop.roster.feeders
 
 
 def builders_by_node(running):
@@ -68,7 +73,7 @@ def test_a_node_that_is_killed_costs_time_and_no_byte(plan, cluster):
     expected = [list(load(plan, cp_rank=rank, layout="te")) for rank in range(2)]
     with serve(plan, cp_size=2, layout="te", **SETTINGS) as running:
         wait_until(lambda: len(builders_by_node(running)) == 2, "a builder on each node")
-        feeders = {f.url for f in running._loop.roster.feeders}
+        num_feeders = len(feeders_of(running))
         found: list[list[Any]] = [[], []]
         with (
             load(running.url, cp_rank=0, prefetch_bytes=8192) as flight,
@@ -84,7 +89,7 @@ def test_a_node_that_is_killed_costs_time_and_no_byte(plan, cluster):
             assert [next(rank, None) for rank in ranks] == [None, None]
         wait_until(lambda: len(builders_by_node(running)) == 2, "the lost builder somewhere else")
         assert lost not in builders_by_node(running)
-        wait_until(lambda: len(running._loop.roster.feeders) == len(feeders), "feeders where builders are")
+        wait_until(lambda: len(feeders_of(running)) == num_feeders, "feeders where builders are")
         assert {one.node_id for one in running.status().members} & {lost} == set()
     for mine, theirs in zip(found, expected, strict=True):
         for batch, other in zip(mine, theirs, strict=True):
