@@ -43,7 +43,7 @@ def wait_for_gate(folder: Path, step: int) -> None:
 
 def main(asked: dict[str, Any]) -> None:
     folder = Path(asked["folder"])
-    place: dict[str, int] = {}
+    place: dict[str, Any] = {}
     for axis in ("dp", "cp"):
         place |= {f"{axis}_rank": asked[axis][0], f"{axis}_size": asked[axis][1]}
     loader = Loader(asked["url"], **place, prefetch_bytes=asked.get("prefetch_bytes", 16384))
