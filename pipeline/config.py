@@ -123,6 +123,7 @@ class ServeConfig(ViewsConfig):
     builders: Count | None = Field(None, description="builders in all, by default one a CPU")
     block_bytes: Count | None = Field(None, description="ids and labels that one rank gets in a block")
     node_bytes: Count | None = Field(None, description="memory for blocks on a node")
+    metrics_port: Natural = Field(0, description="the metrics port of a Ray that is started here, 0 for any")
     name: Text | None = Field(None, description="the name of the service on its Ray")
     namespace: Text | None = Field(None, description="the namespace of Ray that the name is in")
     plan_from: Path | None = Field(None, description="a config file whose section plan is planned meanwhile")

@@ -102,6 +102,7 @@ def serve(
     builders: Annotated[int | None, number("builders  [default: one a CPU]")] = None,
     block_bytes: Annotated[int | None, number("of a block of one rank  [default: 8 MB]")] = None,
     node_bytes: Annotated[int | None, number("memory for blocks on a node  [default: 2 GB]")] = None,
+    metrics_port: Annotated[int | None, number("of a Ray that is started here  [default: any]")] = None,
     name: Annotated[
         str | None, typer.Option(metavar="NAME", help="the service's name on Ray  [default: feed]")
     ] = None,

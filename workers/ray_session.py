@@ -57,7 +57,7 @@ _OWN = _OwnRay()
 
 @contextmanager
 def ray_session(
-    *, num_cpus: int | None = None, object_store_bytes: int | None = None
+    *, num_cpus: int | None = None, object_store_bytes: int | None = None, metrics_port: int = 0
 ) -> Iterator[RaySession]:
     """Connect to Ray, and disconnect at the end; a Ray that was started here is stopped.
 
@@ -67,8 +67,10 @@ def ray_session(
         num_cpus: CPUs of a local Ray, by default those that this process may use; a cluster has its own.
         object_store_bytes: memory for objects of a local Ray, for who moves data through it: it never spills
             to disk then, and whoever puts too much waits. None: little memory, for jobs that move none.
+        metrics_port: where a local Ray shows its metrics; 0 takes any that is free.
 
     Raises:
+        ValueError: if the metrics port is taken, or Ray runs already and has another one.
         JobFailedError: if no Ray can be started or reached.
     """
     address = read_environment().address
@@ -78,8 +80,13 @@ def ray_session(
 
     where = "running"
     with _OWN.lock:
+        if metrics_port:
+            _check_metrics_port(metrics_port, is_own=address is None and not ray.is_initialized())
         if not ray.is_initialized():
-            _connect(address, num_cpus, object_store_bytes)
+            if address is None:
+                _start(num_cpus, object_store_bytes, metrics_port)
+            else:
+                _join(address)
             _OWN.num_sessions = 0
             _OWN.is_ours = True
             where = address or "local"
@@ -142,14 +149,20 @@ def starts_own_ray() -> bool:
     return read_environment().address is None and not (ray is not None and ray.is_initialized())
 
 
-def _connect(address: str | None, num_cpus: int | None, object_store_bytes: int | None) -> None:
+def _join(address: str) -> None:
     import ray
 
     try:
-        if address is not None:
-            _reach(address)
-            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-            return
+        _reach(address)
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except (ConnectionError, OSError, RuntimeError, ray.exceptions.RayError) as error:
+        raise JobFailedError(f"RAY_ADDRESS={address!r} cannot be joined: {error}") from error
+
+
+def _start(num_cpus: int | None, object_store_bytes: int | None, metrics_port: int) -> None:
+    import ray
+
+    try:
         # Not a bare init(): that would join any other Ray on this machine.
         with worker_environment():
             ray.init(
@@ -159,11 +172,27 @@ def _connect(address: str | None, num_cpus: int | None, object_store_bytes: int 
                 include_dashboard=False,
                 log_to_driver=False,
                 logging_level=logging.ERROR,
+                _metrics_export_port=metrics_port or None,
                 _system_config={"automatic_object_spilling_enabled": object_store_bytes is None},
             )
     except (ConnectionError, OSError, RuntimeError, ray.exceptions.RayError) as error:
-        what = f"RAY_ADDRESS={address!r} cannot be joined" if address else "a local Ray cannot be started"
-        raise JobFailedError(f"{what}: {error}") from error
+        raise JobFailedError(f"a local Ray cannot be started: {error}") from error
+
+
+def _check_metrics_port(port: int, *, is_own: bool) -> None:
+    """Refuse a port that Ray would not have: it says nothing, and shows nothing."""
+    if not is_own:
+        raise ValueError(
+            f"metrics_port={port} is for a Ray that is started here; one that runs already has its own (ray "
+            "start --metrics-export-port): leave it out"
+        )
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError as error:
+            reason = error.strerror or error
+            raise ValueError(f"metrics_port={port} cannot be had: {reason}; take another one") from None
 
 
 def _reach(address: str) -> None:

@@ -202,7 +202,9 @@ class Service:
             self._end.enter_context(ProcessJournal(own_ray_command())).follow()
         _check_wanted(is_unwanted)
         cpus, store = options.num_builders + num_planners, budget.store_bytes
-        session = self._end.enter_context(ray_session(num_cpus=cpus, object_store_bytes=store))
+        session = self._end.enter_context(
+            ray_session(num_cpus=cpus, object_store_bytes=store, metrics_port=options.metrics_port)
+        )
         on_connected()
         tell(f"serve: {options.num_builders} builders on Ray ({session.address})")
         # Imports ray, whose settings the session has just made.

@@ -69,6 +69,8 @@ class ServiceOptions:
     """None: one for each CPU that this process may use."""
     block_bytes: int = DEFAULT_BLOCK_BYTES
     node_bytes: int = DEFAULT_NODE_BYTES
+    metrics_port: int = 0
+    """Of a Ray that the service starts; 0 takes any that is free."""
     name: str = DEFAULT_NAME
     namespace: str = DEFAULT_NAMESPACE
     plan_from: PlanOptions | None = None
@@ -88,8 +90,9 @@ class ServiceOptions:
             )
         if self.builders is not None and self.builders < 1:
             raise ValueError(f"builders={self.builders} must be at least 1")
-        if not 0 <= self.feeder_port < 1 << 16:
-            raise ValueError(f"feeder_port={self.feeder_port} must be 0 to 65535")
+        for name in ("feeder_port", "metrics_port"):
+            if not 0 <= getattr(self, name) < 1 << 16:
+                raise ValueError(f"{name}={getattr(self, name)} must be 0 to 65535")
         if self.feeder_port and self.feeder_port == self.server.port:
             raise ValueError(f"feeder_port={self.feeder_port} is the directory's port; take another one")
         if self.block_bytes < 1:

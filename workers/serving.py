@@ -55,6 +55,7 @@ def serve(  # noqa: PLR0913 - one call with all that shapes a service
     builders: int | None = None,
     block_bytes: int = DEFAULT_BLOCK_BYTES,
     node_bytes: int = DEFAULT_NODE_BYTES,
+    metrics_port: int = 0,
     name: str = DEFAULT_NAME,
     namespace: str = DEFAULT_NAMESPACE,
     plan_from: PlanOptions | None = None,
@@ -83,6 +84,7 @@ def serve(  # noqa: PLR0913 - one call with all that shapes a service
         builders: how many; by default one for each CPU that this process may use.
         block_bytes: ids and labels that one rank gets in a block.
         node_bytes: memory for blocks on a node (``service_options.NodeBudget`` says what becomes of it).
+        metrics_port: where a Ray that is started here shows its metrics; 0 takes any that is free.
         name: of the service; two on one Ray need two.
         namespace: of Ray, in which it has this name.
         plan_from: makes the plan while ranks train, its output is ``plan``; None serves what is there.
@@ -120,6 +122,7 @@ def serve(  # noqa: PLR0913 - one call with all that shapes a service
             builders=builders,
             block_bytes=block_bytes,
             node_bytes=node_bytes,
+            metrics_port=metrics_port,
             name=name,
             namespace=namespace,
             plan_from=plan_from,
@@ -156,6 +159,7 @@ def options_of(config: ServeConfig) -> ServiceOptions:
         views=views,
         server=server,
         feeder_port=config.feeder_port,
+        metrics_port=config.metrics_port,
         builders=config.builders,
         plan_from=_plan_from(config),
         **_given(config, "block_bytes", "node_bytes", "name", "namespace"),

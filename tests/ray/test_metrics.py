@@ -1,7 +1,11 @@
 """Counters of actors and of the driver, as a scrape of Ray's own port shows them."""
 
+import json
 import os
 import signal
+import socket
+import subprocess
+import sys
 import time
 import urllib.request
 from collections import defaultdict
@@ -127,3 +131,38 @@ def test_what_was_seen_is_counted_once_and_by_whom(metrics_url):
         return {key: value for key, value in found.items() if key[2] == "two"}
 
     assert own(wait_for(metrics_url, lambda found: own(found) == expected)) == expected
+
+
+def test_a_service_shows_its_metrics_where_it_was_told_to(plan):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [
+        sys.executable,
+        "-m",
+        "ringfeed.workers.cli",
+        "serve",
+        str(plan),
+        "--cp",
+        "2",
+        "--layout",
+        "te",
+    ]
+    options = ["--builders", "1", "--metrics-port", str(port), "--name", "three", "--json"]
+    process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        url = json.loads(process.stdout.readline())["url"]
+        with Loader(url, dp_rank=0, dp_size=1, cp_rank=0, cp_size=2) as loader:
+            assert list(loader)
+        key = ("ray_ringfeed_builds_total", "builder", "three")
+        assert wait_for(f"http://127.0.0.1:{port}/metrics", lambda found: found[key] > 0)[key] > 0
+    finally:
+        process.terminate()
+        process.communicate(timeout=60)
+    assert process.returncode == 0
+
+
+def test_a_metrics_port_is_refused_where_ray_has_one_already(metrics_url, plan):
+    with pytest.raises(ValueError, match=r"metrics_port=9000 is for a Ray that is started here"):
+        serve(plan, cp_size=2, layout="te", metrics_port=9000, **SMALL)

@@ -118,3 +118,17 @@ def test_a_ray_that_does_not_start_is_one_error(use):
     use(FakeRay(error=RuntimeError("no room in /dev/shm")))
     with pytest.raises(JobFailedError, match="a local Ray cannot be started: no room"), ray_session():
         pass
+
+
+def test_a_metrics_port_that_is_taken_is_refused_before_ray_starts(use):
+    fake = use(FakeRay())
+    with socket.socket() as other:
+        other.bind(("", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with (
+            pytest.raises(ValueError, match=rf"metrics_port={port} cannot be had: Address already in use"),
+            ray_session(metrics_port=port),
+        ):
+            pass
+    assert fake.calls == []

@@ -59,6 +59,7 @@ def no_ray(monkeypatch):
         (["--port", "70000"], "port=70000 must be 0 to 65535"),
         (["--port", "4000", "--feeder-port", "4000"], "feeder_port=4000 is the directory's port"),
         (["--node-bytes", "1000"], "node_bytes=1000 must be at least 314572800"),
+        (["--metrics-port", "70000"], "metrics_port=70000 must be 0 to 65535"),
         (["--block-bytes", "1000000000"], "node_bytes=.* must be at least 32000000000"),
         (["--name", "a b"], "name='a b': letters"),
         (["--builders", "0"], "builders=0"),
