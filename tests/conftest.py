@@ -1,8 +1,11 @@
 """What must be settled before any test module is imported."""
 
 import os
+import time
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
 # ray reads RAY_AUTH_MODE once, when it is imported.
@@ -18,3 +21,16 @@ os.environ.setdefault("NUMBA_CACHE_DIR", str(Path(__file__).parents[1] / ".cache
 settings.register_profile("local", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+@pytest.fixture(scope="session")
+def eventually() -> Callable[..., None]:
+    """Wait until something is so, and fail if it is not in time: a regression must not hang the suite."""
+
+    def wait(condition: Callable[[], object], *, seconds: float = 20) -> None:
+        until = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < until, f"it did not happen within {seconds} s"
+            time.sleep(0.02)
+
+    return wait

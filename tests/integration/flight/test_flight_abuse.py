@@ -4,7 +4,6 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +30,6 @@ def works(url):
         return fetcher.fetch(REQUEST).result(timeout=60).rows.num_rows == 1
     finally:
         fetcher.close()
-
-
-def eventually(condition: Callable[[], bool]) -> None:
-    until = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < until, "it did not happen within 20 s"
-        time.sleep(0.02)
 
 
 def exchange(server, *messages, command=None, replies=1):
@@ -67,7 +59,7 @@ ASK = pack_message(Ask.ASK, 0, REQUEST.to_json())
         ([ASK, ASK], "request 0 came after request 0"),
     ],
 )
-def test_what_is_no_message_ends_the_stream_and_nothing_else(serve, messages, told):
+def test_what_is_no_message_ends_the_stream_and_nothing_else(serve, messages, told, eventually):
     server = serve()
     with pytest.raises(fl.FlightServerError, match=told) as refused:
         exchange(server, *messages, replies=9)
@@ -155,7 +147,7 @@ def test_without_the_token_no_verb_reaches_the_server(serve):
         exchange(server, ASK)
 
 
-def test_a_rank_that_vanishes_in_the_middle_leaves_nothing(serve):
+def test_a_rank_that_vanishes_in_the_middle_leaves_nothing(serve, eventually):
     server = serve()
     for _ in range(5):
         fetcher = open_fetcher(server.url, QUESTION)
@@ -166,7 +158,7 @@ def test_a_rank_that_vanishes_in_the_middle_leaves_nothing(serve):
     assert works(server.url)
 
 
-def test_many_connects_leak_neither_threads_nor_files_nor_memory(serve):
+def test_many_connects_leak_neither_threads_nor_files_nor_memory(serve, eventually):
     server = serve()
 
     def held():
@@ -184,7 +176,7 @@ def test_many_connects_leak_neither_threads_nor_files_nor_memory(serve):
     assert memory < 30e6
 
 
-def test_as_many_streams_as_stated_are_served_at_once(serve):
+def test_as_many_streams_as_stated_are_served_at_once(serve, eventually):
     server = serve(ServerOptions(max_streams=72))
     fetchers = [open_fetcher(server.url, QUESTION) for _ in range(72)]
     waiting = [fetcher.fetch(REQUEST) for fetcher in fetchers]

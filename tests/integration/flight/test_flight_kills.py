@@ -87,15 +87,14 @@ def test_a_frozen_feeder_is_left_after_a_while(start, serve, make_builder, caplo
         fetcher.close()
 
 
-def test_a_full_feeder_sends_ranks_elsewhere_and_takes_them_later(serve, load):
+def test_a_full_feeder_sends_ranks_elsewhere_and_takes_them_later(serve, eventually):
     server = serve(ServerOptions(max_streams=1))
     first = open_fetcher(server.url, QUESTION)
     second = open_fetcher(server.url, QUESTION)
     request = request_of(first.facts())
     first.fetch(request).result(timeout=30)
     waiting = second.fetch(request)
-    while "maximum" not in second.status().asked:
-        time.sleep(0.02)
+    eventually(lambda: "maximum" in second.status().asked)
     assert not waiting.done()
     first.close()
     assert waiting.result(timeout=30).rows.num_rows

@@ -1,7 +1,6 @@
 """Ranks on the feeder's machine map its blocks: the same bytes, and nothing stays behind."""
 
 import os
-import time
 from itertools import islice
 
 import numpy as np
@@ -49,7 +48,9 @@ def test_files_and_stream_give_the_bytes_of_the_plan(serve, plan, load, assert_s
     assert_same_batches(expected, load(plan, layout=made))
 
 
-def test_what_does_not_fit_is_sent_and_budgets_are_given_back(serve, plan, load, assert_same_batches, opened):
+def test_what_does_not_fit_is_sent_and_budgets_are_given_back(
+    serve, plan, load, assert_same_batches, opened, eventually
+):
     server = serve(ServerOptions(shared_bytes=3000))
     with load(server.url) as loader:
         assert_same_batches(loader, load(plan, layout="te"))
@@ -57,7 +58,7 @@ def test_what_does_not_fit_is_sent_and_budgets_are_given_back(serve, plan, load,
     eventually(lambda: server._folder.bytes_held == 0)
 
 
-def test_a_block_stays_whole_after_its_feeder_and_a_file_goes_with_its_block(serve):
+def test_a_block_stays_whole_after_its_feeder_and_a_file_goes_with_its_block(serve, eventually):
     server = serve()
     fetcher = open_fetcher(server.url, QUESTION)
     block = fetcher.fetch(REQUEST).result(timeout=60)
@@ -73,7 +74,7 @@ def test_a_block_stays_whole_after_its_feeder_and_a_file_goes_with_its_block(ser
     assert np.array_equal(kept.values.to_numpy(), tokens)
 
 
-def test_files_are_written_again_as_a_rank_goes_on_and_go_with_it(serve, opened):
+def test_files_are_written_again_as_a_rank_goes_on_and_go_with_it(serve, opened, eventually):
     server = serve()
     fetcher = open_fetcher(server.url, QUESTION)
     for _ in range(20):
@@ -125,10 +126,3 @@ def test_a_rank_that_cannot_read_the_folder_has_no_proof(tmp_path):
 
 def files(server):
     return list((SHARED_MEMORY / server._folder.name).glob("block-*"))
-
-
-def eventually(condition):
-    until = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < until, "it did not happen within 20 s"
-        time.sleep(0.02)

@@ -200,12 +200,12 @@ def test_a_slow_consumer_holds_no_more_than_its_budget(feed, fetcher):
     assert len(fetcher.asked) < feed.num_steps * 2
 
 
-def test_moving_elsewhere_drops_what_was_asked_for(feed, fetcher):
+def test_moving_elsewhere_drops_what_was_asked_for(feed, fetcher, eventually):
     fetcher.hold = True
     stop = threading.Event()
     waiting = threading.Thread(target=feed.wait_for, args=(10, 0), kwargs={"stop": stop})
     waiting.start()
-    wait_until(lambda: fetcher.held_back)
+    eventually(lambda: fetcher.held_back)
     stop.set()
     waiting.join(timeout=10)
     fetcher.hold = False
@@ -214,14 +214,7 @@ def test_moving_elsewhere_drops_what_was_asked_for(feed, fetcher):
     assert all(future.cancelled() for _, future in fetcher.held_back)
 
 
-def wait_until(what, seconds=10):
-    end = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < end
-        time.sleep(0.005)
-
-
-def test_a_wait_ends_when_it_is_stopped_or_the_source_is_closed(feed, fetcher):
+def test_a_wait_ends_when_it_is_stopped_or_the_source_is_closed(feed, fetcher, eventually):
     fetcher.hold = True
     stop = threading.Event()
     answers = []
@@ -231,7 +224,7 @@ def test_a_wait_ends_when_it_is_stopped_or_the_source_is_closed(feed, fetcher):
     ]
     for thread in threads:
         thread.start()
-    wait_until(lambda: fetcher.held_back)
+    eventually(lambda: fetcher.held_back)
 
     stop.set()
     for thread in threads:
@@ -239,7 +232,7 @@ def test_a_wait_ends_when_it_is_stopped_or_the_source_is_closed(feed, fetcher):
     assert answers == [False, False]
 
 
-def test_closing_ends_a_wait_and_the_fetcher(feed, fetcher):
+def test_closing_ends_a_wait_and_the_fetcher(feed, fetcher, eventually):
     fetcher.hold = True
     raised = []
 
@@ -251,7 +244,7 @@ def test_closing_ends_a_wait_and_the_fetcher(feed, fetcher):
 
     waiting = threading.Thread(target=wait)
     waiting.start()
-    wait_until(lambda: fetcher.held_back)
+    eventually(lambda: fetcher.held_back)
     feed.close()
     waiting.join(timeout=10)
 

@@ -121,7 +121,7 @@ def test_fewer_columns_than_all_are_fetched_where_nobody_wants_more(inner, join)
     assert [request.columns for request in inner.asked] == [("pieces", "labels")]
 
 
-def test_files_stay_within_the_budget_and_go_with_their_members(inner, join):
+def test_files_stay_within_the_budget_and_go_with_their_members(inner, join, eventually):
     hub, members = join()
     sources = [FeedSource(member, place=PLACE, window_bytes=BUDGET // 2) for member in members]
     used = []
@@ -247,7 +247,7 @@ def test_what_one_that_vanished_may_still_map_is_never_written_again(inner, join
     assert read_block(kept, blocks[0], inner.facts()).nbytes
 
 
-def test_a_cancelled_request_is_not_served_and_leaves_nothing(inner, join):
+def test_a_cancelled_request_is_not_served_and_leaves_nothing(inner, join, eventually):
     hub, members = join()
     for member in members:
         member.facts()
@@ -266,10 +266,3 @@ def test_nobody_joins_without_the_proof(inner, join):
     stranger = NodeFetcher(address, member=0, socket_name=SOCKET)
     with pytest.raises(ConnectionError, match="is gone"):
         stranger.facts()
-
-
-def eventually(condition):
-    until = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < until, "it did not happen within 20 s"
-        time.sleep(0.02)
