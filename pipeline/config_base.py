@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-__all__ = ["CommandConfig", "Count", "Flag", "Natural", "Text"]
+__all__ = ["CommandConfig", "Count", "Flag", "Natural", "StrictModel", "Text"]
 
 # Strict: pydantic would turn true into 1 and "8" into 8, and hide a slip of the pen.
 Count = Annotated[int, Field(strict=True, ge=1)]
@@ -19,10 +19,14 @@ Flag = Annotated[bool, Field(strict=True)]
 Text = Annotated[str, Field(strict=True, min_length=1)]
 
 
-class CommandConfig(BaseModel):
+class StrictModel(BaseModel):
     """Base of the models: nothing unknown gets in, nothing changes later."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class CommandConfig(StrictModel):
+    """Base of the commands' models."""
 
     arguments: ClassVar[dict[str, str]] = {}
     """Fields that are not ``--flags`` on the command line, as the user types them."""

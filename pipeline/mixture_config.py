@@ -22,8 +22,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator
 
+from ringfeed.pipeline.config_base import Count, Natural, StrictModel
 from ringfeed.pipeline.mixture_recipe import Interpolation, LengthLimit, LongDocuments, MixtureUnit
 from ringfeed.pipeline.planner.mixture import Exhausted, Mixture, MixturePoint, MixtureSource
 from ringfeed.pipeline.yaml_file import read_yaml, rule, short, suggest
@@ -33,18 +34,10 @@ if TYPE_CHECKING:
 
 __all__ = ["MixtureConfig", "Weight", "read_mixture"]
 
-Count = Annotated[int, Field(strict=True, ge=1)]
-Natural = Annotated[int, Field(strict=True, ge=0)]
 Weight = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
 
 
-class _Part(BaseModel):
-    """Base of the models: nothing unknown gets in, nothing changes later."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class SourceConfig(_Part):
+class SourceConfig(StrictModel):
     """One corpus."""
 
     weight: Weight
@@ -52,39 +45,39 @@ class SourceConfig(_Part):
     epochs: Count | None = None
 
 
-class PointConfig(_Part):
+class PointConfig(StrictModel):
     """Weights from a step on."""
 
     step: Count
     weights: dict[str, Weight]
 
 
-class ScheduleConfig(_Part):
+class ScheduleConfig(StrictModel):
     """Weights that change."""
 
     interpolation: Interpolation = Interpolation.CONSTANT
     points: Annotated[tuple[PointConfig, ...], Field(min_length=1)]
 
 
-class LimitConfig(_Part):
+class LimitConfig(StrictModel):
     """The longest documents from a step on."""
 
     step: Natural
     max_tokens: Count | None
 
 
-class CurriculumConfig(_Part):
+class CurriculumConfig(StrictModel):
     """Short documents first."""
 
     long_documents: LongDocuments = LongDocuments.DEFER
     limits: Annotated[tuple[LimitConfig, ...], Field(min_length=1)]
 
 
-class MixtureConfig(_Part):
+class MixtureConfig(StrictModel):
     """The whole file."""
 
     unit: MixtureUnit = MixtureUnit.TOKENS
-    sources: dict[str, SourceConfig] = {}
+    sources: dict[str, SourceConfig] = Field(default_factory=dict)
     schedule: ScheduleConfig | None = None
     curriculum: CurriculumConfig | None = None
 
@@ -151,7 +144,7 @@ def _tell(place: tuple[int | str, ...], detail: dict[str, Any]) -> str:
 
 def _fields_at(place: tuple[int | str, ...]) -> list[str]:
     """Return the keys that the part of the file at ``place`` may have."""
-    inside: dict[str, type[_Part]] = {
+    inside: dict[str, type[StrictModel]] = {
         "sources": SourceConfig,
         "schedule": ScheduleConfig,
         "points": PointConfig,

@@ -64,9 +64,7 @@ def global_supervised_by_depth(
         import torch.distributed as dist
 
         dist.all_reduce(counts, group=group)
-    # Each cp rank of layout identity holds, and has counted, everything.
-    copies = info.cp_size if info.layout == "identity" else 1
-    return tuple(count // copies for count in counts.tolist())
+    return tuple(count // info.copies for count in counts.tolist())
 
 
 def _check_one_step(parts: list[Batch], info: BatchInfo) -> None:

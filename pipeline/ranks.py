@@ -98,7 +98,7 @@ def assign_packs(
         np.ascontiguousarray(costs, dtype=np.int64),
         np.asarray(slates),
         np.array([0, len(costs)], dtype=np.int64),
-        by_slate=slate_size == dp_size * packs_per_chunk,
+        slate_size=slate_size,
         shape=(num_groups, dp_size, packs_per_chunk),
     )
     return table.reshape(table.shape[1:])
@@ -109,7 +109,7 @@ def assign_steps(
     slates: NDArray[np.int32],
     first_packs: NDArray[np.int64],
     *,
-    by_slate: bool,
+    slate_size: int,
     shape: tuple[int, int, int],
 ) -> NDArray[np.int64]:
     """Deal the packs of S steps at once, each step as ``assign_packs`` does.
@@ -118,7 +118,8 @@ def assign_steps(
         costs: int64 [K], of all packs in (step, pack) order.
         slates: int [K], within the step.
         first_packs: int64 [S + 1], packs before each step.
-        by_slate: groups are slates; else they are cut from the sorted packs.
+        slate_size: as planned. Where a group has as many packs, groups are slates; else they are cut from the
+            sorted packs.
         shape: (M, dp_size, packs_per_chunk).
 
     Returns:
@@ -131,6 +132,7 @@ def assign_steps(
     counts = np.diff(first_packs)
     steps = np.repeat(np.arange(len(counts)), counts)
     packs = np.arange(len(costs)) - first_packs[steps]
+    by_slate = slate_size == dp_size * packs_per_chunk
     keys = (packs, -costs, slates, steps) if by_slate else (packs, -costs, steps)
     order = np.lexsort(keys)
     # Steps stay together in the order, so that ``packs`` is also the place of each turn in its step.

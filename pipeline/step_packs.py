@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ringfeed.sharding.padding import slot_lengths
 
-__all__ = ["SCHEMA", "PackRows", "Pieces", "StepPacks"]
+__all__ = ["SCHEMA", "PackRows", "Pieces", "StepPacks", "packs_before"]
 
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
@@ -252,6 +252,11 @@ class PackRows:
             ),
             _counts(batch, "tokens"),
         )
+
+
+def packs_before(steps: Int64) -> Int64:
+    """Return the packs before each of S steps, and all of them: int64 [K], rising -> int64 [S + 1]."""
+    return np.append(np.flatnonzero(np.diff(steps, prepend=-1)), len(steps))
 
 
 def _one_array(column: pa.ChunkedArray) -> pa.Array:

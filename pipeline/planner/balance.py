@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ringfeed.pipeline.planner.bounds import least_rank_loads, least_waits
 from ringfeed.pipeline.ranks import MISSING, assign_steps, num_micro_batches
+from ringfeed.pipeline.step_packs import packs_before
 
 __all__ = ["BalanceFigures", "BalanceMeter"]
 
@@ -94,10 +95,9 @@ class BalanceMeter:
         self, steps: Int64, *, slates: NDArray[np.int32], planned: Int64, costs: Int64 | None = None
     ) -> Int64:
         """Return what each pack costs where it is dealt to, int64 [S, M, dp]; arguments as of ``add``."""
-        first_packs = np.append(np.flatnonzero(np.diff(steps, prepend=-1)), len(steps))
+        first_packs = packs_before(steps)
         shape = (self.packs_per_step // self.dp_size, self.dp_size, 1)
-        by_slate = self.slate_size == self.dp_size
-        dealt = assign_steps(planned, slates, first_packs, by_slate=by_slate, shape=shape)
+        dealt = assign_steps(planned, slates, first_packs, slate_size=self.slate_size, shape=shape)
         costs = planned if costs is None else costs
         places = np.where(dealt == MISSING, 0, dealt + first_packs[:-1, None, None, None])
         # One pack per chunk. A missing pack costs nothing, so that a short last step counts against the plan.

@@ -19,7 +19,7 @@ from ringfeed.pipeline.planner.balance import BalanceFigures, BalanceMeter
 from ringfeed.pipeline.planner.bounds import PieceSums, least_packs, least_work
 from ringfeed.pipeline.planner.cost import CostModel, cost_model_of
 from ringfeed.pipeline.planner.report import PlanReport
-from ringfeed.pipeline.step_packs import PackRows
+from ringfeed.pipeline.step_packs import PackRows, packs_before
 from ringfeed.sharding.padding import slot_lengths
 
 __all__ = ["MeasureOptions", "MeasuredBalance", "Measurement", "StepSeries", "measure"]
@@ -255,7 +255,7 @@ def _least_room(plan: Plan, pieces: PieceSums, packs_bound: int) -> int:
 
 def _step_fill(plan: Plan, rows: PackRows) -> NDArray[np.float32]:
     """Return real tokens over slots of each step: float32 [S]."""
-    first_packs = np.append(np.flatnonzero(np.diff(rows.steps, prepend=-1)), len(rows.steps))
+    first_packs = packs_before(rows.steps)
     tokens = np.add.reduceat(rows.pieces.lengths, rows.offsets[first_packs[:-1]])
     lengths = plan.pack_lengths.of(pack_footprints(rows, multiple=plan.pad_multiple))
     return np.asarray(tokens / np.add.reduceat(lengths, first_packs[:-1]), dtype=np.float32)

@@ -7,7 +7,6 @@ A mixture names corpora. Without sources of its own it is a curriculum over all 
 mixture.
 """
 
-import difflib
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -27,6 +26,7 @@ from ringfeed.pipeline.mixture_recipe import (
     apportion,
 )
 from ringfeed.pipeline.recipe import SourceRef
+from ringfeed.pipeline.yaml_file import suggest
 
 __all__ = ["Exhausted", "Mixture", "MixturePoint", "MixtureSource", "ResolvedMixture", "resolve_mixture"]
 
@@ -244,9 +244,9 @@ def _check_steps(what: str, steps: Sequence[int]) -> None:
 def _check_names(what: str, known: Sequence[str], given: Sequence[str]) -> None:
     for name in given:
         if name not in known:
-            nearest = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {nearest[0]!r}?" if nearest else f"known: {', '.join(known)}"
-            raise ValueError(f"{what} names source {name!r}, which is none of the plan's; {hint}")
+            raise ValueError(
+                f"{what} names source {name!r}, which is none of the plan's; {suggest(name, known)}"
+            )
     missing = [name for name in known if name not in given]
     if missing:
         raise ValueError(

@@ -33,7 +33,7 @@ from ringfeed.pipeline.planner.stream import Losses
 from ringfeed.pipeline.planner.tally import BlockTally, StepTally
 from ringfeed.pipeline.planner.windows import Window, WindowStart
 from ringfeed.pipeline.staging import write_atomically
-from ringfeed.pipeline.step_packs import PackRows
+from ringfeed.pipeline.step_packs import PackRows, packs_before
 
 __all__ = ["PlanWriter", "WriteRule", "find_progress"]
 
@@ -223,8 +223,7 @@ class PlanWriter:
 def _least_supervised(rows: PackRows) -> int | None:
     if rows.supervised is None:
         return None
-    first_packs = np.flatnonzero(np.diff(rows.steps, prepend=-1))
-    return int(np.add.reduceat(rows.supervised.sum(axis=1), first_packs).min())
+    return int(np.add.reduceat(rows.supervised.sum(axis=1), packs_before(rows.steps)[:-1]).min())
 
 
 def _source_sums(counts: NDArray[np.int64] | None) -> tuple[int, ...] | None:

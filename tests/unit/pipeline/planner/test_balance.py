@@ -5,6 +5,7 @@ import pytest
 
 from ringfeed.pipeline.planner.balance import BalanceMeter
 from ringfeed.pipeline.ranks import assign_packs
+from ringfeed.pipeline.step_packs import packs_before
 
 PACKS, SLATE = 8, 4
 
@@ -83,3 +84,8 @@ def test_the_first_steps_alone_can_be_asked_for():
 def test_a_dp_that_does_not_divide_the_packs_is_refused():
     with pytest.raises(ValueError, match=r"dp_size may be one of \[1, 2, 4, 8\]"):
         BalanceMeter(packs_per_step=PACKS, slate_size=SLATE, dp_size=3)
+
+
+def test_packs_are_counted_before_each_step():
+    assert packs_before(np.array([4, 4, 5, 7, 7])).tolist() == [0, 2, 3, 5]
+    assert packs_before(np.array([], dtype=np.int64)).tolist() == [0]
