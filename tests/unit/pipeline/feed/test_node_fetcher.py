@@ -225,8 +225,17 @@ def test_ranks_are_compared_through_the_leader_where_its_source_does(inner, join
 def test_who_closes_while_it_asks_is_told(inner, join):
     _, members = join()
     asked, answer = threading.Event(), threading.Event()
-    inner.compare = lambda _: (asked.set(), answer.wait(20))[1] and None
-    threading.Thread(target=lambda: asked.wait(20) and members[1].close()).start()
+
+    def compare(_):
+        asked.set()
+        answer.wait(20)
+
+    def close():
+        assert asked.wait(20)
+        members[1].close()
+
+    inner.compare = compare
+    threading.Thread(target=close).start()
     with pytest.raises(ConnectionError, match="closed"):
         members[1].compare(DigestReport.of(PLACE, step=3, digest=1))
     answer.set()
