@@ -374,7 +374,7 @@ def test_nobody_of_this_name_is_told_with_what_to_do(service):
 
 
 def test_a_state_of_another_transport_cp_and_layout_goes_on_here(service, plan):
-    """cp, layout and transport may change anywhere, dp at a border."""
+    """In the middle of a step; what dp may do at its border is in test_elastic.py."""
     service.use(plan, "contiguous", cp_size=4)
     with load(plan, layout="te", dp=(1, 2)) as loader:
         list(islice(loader, 10))
@@ -391,28 +391,6 @@ def test_a_state_of_another_transport_cp_and_layout_goes_on_here(service, plan):
         pytest.raises(ValueError, match=r"inside step 2 .*dp_size=2"),
     ):
         loader.load_state_dict(state)
-
-
-def test_dp_changes_at_borders_and_global_batches_stay(service, plan):
-    service.use(plan, "te", block_bytes=1 << 17)
-    whole = Plan.open(plan)
-    found: dict[int, list[int]] = {}
-    state: dict[str, Any] | None = None
-    for dp_size, last in ((4, 2), (2, 5), (8, whole.num_steps)):
-        states = []
-        for dp_rank in range(dp_size):
-            with load(URL, dp=(dp_rank, dp_size)) as loader:
-                if state is not None:
-                    loader.load_state_dict(state)
-                while (at := loader.state_dict()["step"]) < last:
-                    for batch in islice(loader, loader.num_micro_batches):
-                        found.setdefault(at, []).extend(batch.info.documents)
-                states.append(loader.state_dict())
-        state = states[0]
-        assert all(other == state for other in states)
-
-    for step in range(whole.num_steps):
-        assert sorted(found[step]) == sorted(whole.step_packs(step).pieces.documents.tolist())
 
 
 def test_a_rank_with_other_packs_than_its_peers_stops_with_both_digests(service, plan):
