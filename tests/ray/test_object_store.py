@@ -457,5 +457,6 @@ def test_the_real_service_serves_both_ways_through_kills_and_compares_for_both(l
         fetcher = open_fetcher(running.url, FeedQuestion(place=place, columns=BLOCK_COLUMNS))
         other = fetcher.compare(DigestReport.of(place, step=0, digest=1))
         fetcher.close()
+        assert other is not None
         assert other.who.startswith("cp rank 0 of 2")
         assert running.status().num_restarts["builder"] == 2
