@@ -9,11 +9,17 @@ import time
 from datetime import timedelta
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from ringfeed.pipeline.loader import Loader
+from ringfeed.pipeline.local_fetcher import LocalFetcher
+from ringfeed.pipeline.opening import OpenOptions, open_spec
+from ringfeed.pipeline.plan import Plan
+from ringfeed.sharding.layouts import make_layout
+from ringfeed.workers.block_builder import BlockBuilder, PlanOpener
 
 SMALL = 8_000
 
@@ -30,8 +36,9 @@ class Rank:
     def load(self, source=None, *, cp=(1, 2), **options):
         place = {"dp_rank": self.rank // 2, "dp_size": self.num_ranks // 2, "cp_rank": cp[0], "cp_size": cp[1]}
         loader = Loader(source or self.url, **place, **options)
+        feed: Any = loader._source
         if source is None:
-            self.shared.append(Path("/dev/shm") / loader._source._fetcher._address.folder)
+            self.shared.append(Path("/dev/shm") / feed._fetcher._address.folder)
         return loader
 
     def expected(self, **options):
@@ -116,6 +123,15 @@ def check_a_device_mesh_and_a_folder(rank):
         compare(islice(loader, 2), list(rank.expected())[:2])
     with rank.load(rank.folder / "plan", layout="te", node_group=rank.group) as loader:
         compare(loader, rank.expected())
+
+
+def check_any_fetcher_will_do_and_only_the_leaders_is_used(rank):
+    plan = rank.folder / "plan"
+    opened = OpenOptions(layout=make_layout("te"), cp_size=2)
+    builder = BlockBuilder(PlanOpener(plan=plan, spec=open_spec(Plan.open(plan), opened, pad_id=0)))
+    with rank.load(LocalFetcher(builder), node_group=rank.group) as loader:
+        compare(loader, rank.expected())
+    assert (builder.num_builds > 0) == rank.is_leader
 
 
 def check_members_must_ask_alike(rank):
