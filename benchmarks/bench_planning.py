@@ -156,6 +156,8 @@ def bench_plan(balance: str, num_documents: int) -> None:
         displacement_max=result.displacement_max,
         split=result.split,
         bytes_per_piece=round(result.bytes_per_piece, 2),
+        bytes_per_step=round(result.bytes_per_step),
+        mb_per_million_documents=round(result.bytes / num_documents, 2),
     )
 
 
@@ -229,9 +231,10 @@ def main() -> None:
         return
     bench_kernel(1_000_000, PACK_TOKENS)
     bench_kernel(200_000, 8_192)
-    for balance in ("best_fit", "in_order", "concat"):
+    for balance in ("work", "best_fit", "in_order", "concat"):
         subprocess.run([sys.executable, __file__, balance, "1000000"], check=True)
-    subprocess.run([sys.executable, __file__, "best_fit", "10000000"], check=True)
+    for balance in ("work", "best_fit"):
+        subprocess.run([sys.executable, __file__, balance, "10000000"], check=True)
     bench_format(60)
 
 

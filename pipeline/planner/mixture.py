@@ -25,6 +25,7 @@ from ringfeed.pipeline.mixture_recipe import (
     WeightPoint,
     apportion,
 )
+from ringfeed.pipeline.planner.whole_numbers import set_whole
 from ringfeed.pipeline.recipe import SourceRef
 from ringfeed.pipeline.yaml_file import suggest
 
@@ -55,6 +56,8 @@ class MixtureSource:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "exhausted", Exhausted(self.exhausted))
+        set_whole(self, ("epochs",))
+        object.__setattr__(self, "weight", _plain(self.weight))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,6 +67,10 @@ class MixturePoint:
     step: int
     weights: Mapping[str, float]
     """By source; every source has one."""
+
+    def __post_init__(self) -> None:
+        set_whole(self, ("step",))
+        object.__setattr__(self, "weights", {name: _plain(value) for name, value in self.weights.items()})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -216,6 +223,11 @@ def _ends(sources: Sequence[MixtureSource], weights: Mapping[str, float]) -> boo
     """Will the draw end, with the last weights of a schedule for ever?"""
     drawn = [source.exhausted for source in sources if weights[source.name] > 0]
     return Exhausted.STOP in drawn or Exhausted.REPEAT not in drawn
+
+
+def _plain(weight: float) -> float:
+    """Return a weight that JSON takes: numpy's numbers as Python's."""
+    return weight if isinstance(weight, int | float) else float(weight)
 
 
 def _check_weights(weights: Mapping[str, float], *, step: int) -> None:

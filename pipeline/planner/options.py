@@ -24,6 +24,7 @@ from ringfeed.pipeline.planner.cost import DEFAULT_COST_MODEL, CostModel, check_
 from ringfeed.pipeline.planner.given import check_given
 from ringfeed.pipeline.planner.mixture import Mixture
 from ringfeed.pipeline.planner.variable_options import VariableWork, variable_work
+from ringfeed.pipeline.planner.whole_numbers import set_whole
 from ringfeed.pipeline.supervision import BOUNDARY_LABELS
 
 __all__ = ["Balance", "BlockLimits", "Overflow", "PlanOptions", "Schedule", "Unsupervised"]
@@ -31,6 +32,24 @@ __all__ = ["Balance", "BlockLimits", "Overflow", "PlanOptions", "Schedule", "Uns
 _Choice = TypeVar("_Choice", bound=StrEnum)
 _LARGEST_SEED = (1 << 64) - 1
 _LARGEST_PACK = (1 << 31) - 1
+_WHOLE = (
+    "pack_tokens",
+    "packs_per_step",
+    "max_cp",
+    "pad_multiple",
+    "chunk_multiple",
+    "window",
+    "slate_size",
+    "long_tokens",
+    "seed",
+    "epochs",
+    "steps",
+    "workers",
+    "mean_tokens",
+    "piece_tokens",
+    "work_budget",
+    "max_delay",
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,6 +60,7 @@ class BlockLimits:
     pieces: int = 1 << 20
 
     def __post_init__(self) -> None:
+        set_whole(self, ("steps", "pieces"))
         for name in ("steps", "pieces"):
             if getattr(self, name) < 1:
                 raise ValueError(f"block limit {name} must be at least 1, got {getattr(self, name)}")
@@ -112,6 +132,7 @@ class PlanOptions:
     """The numbers for variable packs of like work, with defaults filled in; None for all other plans."""
 
     def __post_init__(self) -> None:
+        set_whole(self, _WHOLE)
         object.__setattr__(self, "balance", _choose(Balance, "balance", self.balance))
         object.__setattr__(self, "overflow", _choose(Overflow, "overflow", self.overflow))
         object.__setattr__(self, "unsupervised", _choose(Unsupervised, "unsupervised", self.unsupervised))

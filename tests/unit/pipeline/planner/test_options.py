@@ -1,9 +1,12 @@
 """What a user may ask for."""
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
+from ringfeed.pipeline.planner.mixture import Mixture, MixtureSource
 from ringfeed.pipeline.planner.options import Balance, BlockLimits, Overflow, PlanOptions, Schedule
 
 
@@ -106,3 +109,28 @@ def test_what_belongs_to_slates_is_refused_where_there_are_none(asked, other):
 def test_a_block_holds_at_least_one_step():
     with pytest.raises(ValueError, match="steps must be at least 1"):
         BlockLimits(steps=0)
+
+
+NUMBERS = {"pack_tokens": 16, "packs_per_step": 4, "window": 2, "slate_size": 2, "long_tokens": 4, "seed": 3}
+
+
+def test_whole_numbers_of_numpy_are_as_good_as_pythons():
+    asked = {name: np.int64(value) for name, value in NUMBERS.items()}
+
+    assert options(**asked) == options(**NUMBERS)
+    assert {type(getattr(options(**asked), name)) for name in NUMBERS} == {int}
+
+
+@pytest.mark.parametrize("value", [2.5, 2.0, "2", np.float64(2)])
+@pytest.mark.parametrize("name", NUMBERS)
+def test_fractions_and_text_are_no_whole_numbers(name, value):
+    with pytest.raises(ValueError, match=rf"{name}=.*must be a whole number"):
+        options(**{**NUMBERS, name: value})
+
+
+def test_a_mixture_of_numpy_numbers_has_the_json_of_pythons():
+    plain = Mixture(sources=(MixtureSource(name="a", weight=0.5, epochs=2),))
+    numbers: dict[str, Any] = {"weight": np.float32(0.5), "epochs": np.int64(2)}
+    other = Mixture(sources=(MixtureSource(name="a", **numbers),))
+
+    assert other.to_json() == plain.to_json()
