@@ -173,15 +173,16 @@ def _take_in(source: Iterator[Any], queue: BatchQueue, options: ConvertOptions) 
 def _share_of(session: RaySession, run: ConvertRun, *, num_reserved: int) -> tuple[int, float]:
     """Return how many actors, and the CPUs that each takes of the cluster's.
 
-    Where none is free (a trainer has them all, or another conversion), one actor goes without: it must not
-    wait for those who may be waiting for it.
+    Where none is free (a trainer has them all, or another conversion), they go without: they must not wait
+    for those who may be waiting for them.
 
     Args:
         session: the Ray that is connected.
         run: what was asked for.
         num_reserved: CPUs to leave free.
     """
-    wanted = run.workers or session.num_cpus - num_reserved
+    most = session.num_cpus - num_reserved
+    wanted = min(run.workers or most, most)
     deadline = time.monotonic() + _SECONDS_TO_FREE
     while True:
         free = max(0, _free_cpus() - num_reserved)
@@ -189,7 +190,11 @@ def _share_of(session: RaySession, run: ConvertRun, *, num_reserved: int) -> tup
         if free >= wanted or time.monotonic() > deadline:
             break
         time.sleep(_POLL_SECONDS)
-    return min(run.workers or free, free) or 1, 1.0 if free else 0.0
+    count = run.workers or free or 1
+    if num_reserved:
+        # More would take what is reserved. Without, those that wait for a CPU tell a cluster to grow.
+        count = min(count, max(1, free))
+    return count, 1.0 if free else 0.0
 
 
 def _free_cpus() -> int:

@@ -149,6 +149,36 @@ def test_steps_stay_while_there_is_room():
     assert held.first_step == 0
 
 
+def test_a_loader_goes_on_from_its_state_while_the_steps_are_held():
+    pytest.importorskip("torch")
+    from ringfeed.pipeline.loader import Loader
+
+    made, _ = supply()
+    for index in range(4):
+        made.put(convert_batch(batch(index), options()))
+    made.end()
+
+    def load():
+        return Loader(LocalFetcher(made), dp_rank=0, dp_size=1, cp_rank=0, cp_size=2)
+
+    with load() as whole:
+        expected = [b.info.digest for b in whole]
+    with load() as first:
+        for _, _ in zip(range(3), first, strict=False):
+            pass
+        state = first.state_dict()
+    with load() as again:
+        again.load_state_dict(state)
+        assert [b.info.digest for b in again] == expected[3:]
+    other, _ = supply()
+    other.put(convert_batch(batch(9), options()))
+    other.put(convert_batch(batch(1), options()))
+    other.end()
+    stranger = Loader(LocalFetcher(other), dp_rank=0, dp_size=1, cp_rank=0, cp_size=2)
+    with stranger, pytest.raises(ValueError, match="chain"):
+        stranger.load_state_dict(state)
+
+
 def test_who_the_input_waits_for_is_told(monkeypatch, caplog):
     monkeypatch.setattr(convert_feed_supply, "_SECONDS_TO_TELL", 0.05)
     made, _ = supply(hold_steps=2)
