@@ -91,6 +91,10 @@ class FileIndex:
             raise ValueError(f"its ranges do not make up a file of {of_bytes} bytes")
         return cls(offsets=offsets, sizes=sizes, digests=digests)
 
+    def is_of(self, path: Path) -> bool:
+        """Return whether each range of the view file at ``path`` has its hash."""
+        return bool((_hash_ranges(path, self.sizes) == self.digests).all())
+
 
 class ViewFileWriter:
     """Writes one ``cp-RR.arrow`` and remembers where everything in it lies."""
@@ -166,6 +170,12 @@ class FolderFacts:
             supervised=self.supervised[first:last],
             chain=self.chains[first].as_py(),
         )
+
+    def equals(self, other: FolderFacts) -> bool:
+        """Return whether both say the same."""
+        names = ("steps", "slates", "costs", "slots", "supervised")
+        same = all(np.array_equal(getattr(self, name), getattr(other, name)) for name in names)
+        return same and bool(self.chains.equals(other.chains))
 
     def write(self, path: Path) -> None:
         """Write the facts as an Arrow IPC file."""

@@ -30,6 +30,7 @@ from ringfeed.pipeline.shard_files import (
 )
 from ringfeed.pipeline.staging import write_atomically
 from ringfeed.pipeline.store import SHARDS_FORMAT
+from ringfeed.pipeline.token_files import DAMAGE
 from ringfeed.pipeline.view_source import NO_OVERLAY
 from ringfeed.pipeline.views import RankView
 
@@ -96,7 +97,7 @@ class ShardWriter:
         """Write folder ``index`` of the shards, or find it finished, and return what is in it.
 
         A killed writer leaves at most temporary files and a folder without ``packs.arrow``, which is
-        written last; the next call writes the same bytes over it.
+        written last; the next call writes the same bytes over it, and over a folder that was damaged since.
 
         Raises:
             ValueError: if a pack is over the budget.
@@ -105,7 +106,7 @@ class ShardWriter:
         """
         first = index * self._task.steps_per_folder
         steps = range(first, min(first + self._task.steps_per_folder, self._plan.num_steps))
-        if not (self._task.folder / packs_name(index)).exists():
+        if not _is_whole(self._task, index, self._source, steps):
             _write_folder(self._task, index, self._source, steps)
         return _entries(self._task, index, sum(self._plan.step_packs(step).num_packs for step in steps))
 
@@ -147,6 +148,23 @@ def shards_manifest(plan: Plan, task: ShardTask, files: Sequence[FileEntry]) -> 
             "spec": task.spec.facts(),
         },
     )
+
+
+def _is_whole(task: ShardTask, index: int, source: PlanSource, steps: range) -> bool:
+    """Return whether an earlier writer finished the folder, and all is what it wrote."""
+    folder = task.folder
+    if not (folder / packs_name(index)).exists():
+        return False
+    try:
+        for rank in range(task.spec.cp_size):
+            path = folder / view_file_name(index, rank)
+            data = (folder / index_name(index, rank)).read_bytes()
+            if not FileIndex.read(data, of_bytes=path.stat().st_size).is_of(path):
+                return False
+        found = FolderFacts.read((folder / packs_name(index)).read_bytes())
+    except DAMAGE:
+        return False
+    return found.equals(FolderFacts.of_steps([source.step_facts(step) for step in steps]))
 
 
 def _write_folder(task: ShardTask, index: int, source: PlanSource, steps: range) -> None:

@@ -6,6 +6,7 @@ import pyarrow as pa
 import pytest
 
 from ringfeed.pipeline.opening import OpenOptions, open_spec
+from ringfeed.pipeline.shard_files import FolderFacts
 from ringfeed.pipeline.shard_writer import (
     ShardTask,
     ShardWriter,
@@ -37,6 +38,27 @@ def test_a_folder_without_its_last_file_is_written_again_with_the_same_bytes(tas
     (task.folder / "steps-00000" / "cp-01.arrow").write_bytes(b"half")
 
     assert write_steps(task, 0) == first
+
+
+def place_of(name, whole):
+    """Return where a number lies that the file says."""
+    if name == "packs.arrow":
+        return whole.index(FolderFacts.read(whole).costs.tobytes())
+    if name == "cp-00.index.arrow":
+        return whole.index(pa.ipc.open_file(whole).get_batch(0).column("xxh3_64").to_numpy().tobytes())
+    return len(whole) // 2
+
+
+@pytest.mark.parametrize("name", ["cp-01.arrow", "cp-00.index.arrow", "packs.arrow"])
+def test_a_folder_that_was_damaged_while_nobody_wrote_is_written_again(task, name):
+    first = write_steps(task, 0)
+    path = task.folder / "steps-00000" / name
+    whole = path.read_bytes()
+    place = place_of(name, whole)
+    for damaged in (whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :], whole[:-1], b""):
+        path.write_bytes(damaged)
+        assert write_steps(task, 0) == first
+        assert path.read_bytes() == whole
 
 
 @pytest.mark.parametrize("failing", ["write", "finish"])
