@@ -24,7 +24,7 @@ from ringfeed.pipeline.planner.block_planner import BlocksDone, PlanTask
 from ringfeed.pipeline.planner.documents import DocumentTable
 from ringfeed.pipeline.planner.mixture import resolve_mixture
 from ringfeed.pipeline.planner.options import PlanOptions
-from ringfeed.pipeline.planner.report import measure_plan
+from ringfeed.pipeline.planner.report import report_on_blocks
 from ringfeed.pipeline.planner.snapshots import Snapshot, state_after
 from ringfeed.pipeline.recipe import Recipe, RecipeSegment
 
@@ -114,7 +114,7 @@ def finished_manifest(task: PlanTask, done: BlocksDone, *, request: dict[str, An
     # As they were when they were written: what is on disk now is no witness of that.
     blocks = [state.finished for state in states if state.finished is not None]
     facts = [read_block_facts(folder / block_name(number)) for number in range(done.num_blocks)]
-    report = measure_plan(folder, blocks, facts, task.options)
+    report = report_on_blocks(folder, blocks, facts, task.options)
     return Manifest(
         format=PLAN_FORMAT,
         fingerprint=fingerprint(request),

@@ -24,7 +24,7 @@ from ringfeed.pipeline.planner.options import PlanOptions
 from ringfeed.pipeline.planner.tally import BlockTally
 from ringfeed.sharding.padding import slot_lengths
 
-__all__ = ["PlanReport", "measure_plan"]
+__all__ = ["PlanReport", "report_on_blocks"]
 
 Int64 = NDArray[np.int64]
 
@@ -99,7 +99,7 @@ class PlanReport:
         return None if self.settled is None else _stored_figures(self.settled)
 
 
-def measure_plan(
+def report_on_blocks(
     folder: Path, entries: Sequence[FileEntry], facts: Sequence[BlockFacts], options: PlanOptions
 ) -> PlanReport:
     """Measure the blocks of a plan that is complete; reads their costs, and the lengths of the last steps."""
