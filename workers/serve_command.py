@@ -34,19 +34,22 @@ def run_serve(config: ServeConfig, *, progress: Progress) -> Outcome:
         CorruptDataError: if plan or corpora are damaged.
         JobFailedError: if Ray cannot be had, or its workers die again and again.
     """
+    is_unwanted = threading.Event()
+    take = partial(_take_signals, is_unwanted)
+    take()
     options = options_of(config)
     if read_environment().address is None:
         choose_ray_auth()
     # Ray takes SIGTERM for itself when it is imported, and once more when it is connected.
     import ray  # noqa: F401
 
-    is_unwanted = threading.Event()
-    take = partial(_take_signals, is_unwanted)
     take()
     try:
         service = Service.start(options, progress=progress, is_unwanted=is_unwanted, on_connected=take)
-    except InterruptedError as stopped:
-        return Outcome(text=str(stopped), facts={"stopped": str(stopped)})
+    except (InterruptedError, SystemExit):
+        # The latter is what Ray makes of SIGTERM while it is being connected.
+        stopped = "stopped before it was ready"
+        return Outcome(text=stopped, facts={"stopped": stopped})
     views = options.views
     text = (
         f"serving {views.plan}, cp {views.cp_size}, layout {views.layout.name}, at {service.url}\n"

@@ -6,6 +6,7 @@ Out:  ``Life``: an actor, its hello and its watch, which ends only with it (``wo
 
 from __future__ import annotations
 
+import socket
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ import ray
 from ray.exceptions import RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from ringfeed.pipeline.executor import JobFailedError
 from ringfeed.pipeline.manifest import CorruptDataError
 from ringfeed.workers.builder_actor import BuilderActor, BuilderSettings
 from ringfeed.workers.feeder_actor import FeederActor, FeederSettings
@@ -34,6 +36,10 @@ __all__ = ["Crew", "Life", "connected_address", "loss_of"]
 
 _WATCH = {"watch": 1}
 _MOST_TEXT = 400
+_HEAD_SECONDS = 5.0
+# In a row, a second apart: a loaded machine may miss one.
+_MISSES = 3
+_WAY_OUT = "; start the service again, its ranks wait for it"
 
 
 @dataclass(slots=True)
@@ -79,17 +85,33 @@ class Crew:
         """Of this process."""
         self.metrics = WorkerMetrics("supervisor", service=options.name)
         self._addresses: dict[str, str] = {}
+        self._misses = 0
 
     @property
     def feeder_node(self) -> str | None:
         """The only node that may have a feeder: what listens on loopback serves its own machine alone."""
         return self.node_id if is_loopback(self._options.server.host) else None
 
-    def nodes(self) -> frozenset[str]:
-        """Return the nodes that live now."""
+    def nodes(self) -> frozenset[str] | None:
+        """Return the nodes that live now, None if Ray's head did not answer this once.
+
+        Raises:
+            JobFailedError: if this process can do nothing with its Ray any more. Ray itself would wait for a
+                minute, and then end the process without a word to anybody.
+        """
+        host, _, port = connected_address().rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=_HEAD_SECONDS).close()
+        except OSError as error:
+            self._misses += 1
+            if self._misses < _MISSES:
+                return None
+            raise JobFailedError(f"Ray's head at {host}:{port} does not answer: {error}{_WAY_OUT}") from None
+        self._misses = 0
         nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
-        alive = [node for node in nodes if node["Alive"]]
-        self._addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in alive}
+        self._addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in nodes if node["Alive"]}
+        if self.node_id not in self._addresses:
+            raise JobFailedError(f"the Ray node of this process is dead{_WAY_OUT}")
         return frozenset(self._addresses)
 
     def make(self, start: Start) -> Life:

@@ -116,6 +116,9 @@ class ServiceLoop:
                 self._plan_on()
                 self._hear()
                 self._check()
+        except JobFailedError as error:
+            # Without Ray every call of it waits for long; its processes end with it.
+            self.error, self._lives = error, {}
         except Exception as error:
             _LOG.exception("the supervisor failed")
             self.error = JobFailedError(f"the service's supervisor failed: {type(error).__name__}: {error}")
@@ -126,7 +129,9 @@ class ServiceLoop:
     def _look_at_nodes(self) -> None:
         if time.monotonic() - self._nodes_seen >= _NODES_SECONDS:
             self._nodes_seen = time.monotonic()
-            self._supervisor.see_nodes(self._crew.nodes())
+            nodes = self._crew.nodes()
+            if nodes is not None:
+                self._supervisor.see_nodes(nodes)
             self._metrics.see_restarts(self.num_restarts)
 
     def _plan_on(self) -> None:

@@ -25,9 +25,11 @@ from ringfeed.pipeline.planner.run import run_plan
 from ringfeed.pipeline.shm_files import SHARED_MEMORY
 from ringfeed.sharding.layouts import make_layout
 from ringfeed.workers import serve
+from ringfeed.workers.members import RestartPolicy
 from ringfeed.workers.plan_ahead import PlanAhead
 from ringfeed.workers.plan_opening import PlanChoice, open_checked
 from ringfeed.workers.ray_session import ray_session
+from ringfeed.workers.supervisor import Supervisor
 
 pytestmark = pytest.mark.ray
 
@@ -162,6 +164,8 @@ def test_what_builders_cannot_do_ends_the_start_with_what_they_say(plan, local_r
 
     opener = ElsewhereMissing(open_checked(PlanChoice(plan=plan, layout=make_layout("te"), cp_size=2)))
     monkeypatch.setattr("ringfeed.workers.service.open_checked", lambda _: opener)
+    impatient = partial(Supervisor, policy=RestartPolicy(max_tries=2))
+    monkeypatch.setattr("ringfeed.workers.service.Supervisor", impatient)
     with pytest.raises(ValueError, match=r"^the plan is not on this node$"):
         serve(plan, cp_size=2, layout="te", builders=1, **SMALL)
 
@@ -257,17 +261,24 @@ def abandoned_folders():
     return found
 
 
-def test_the_command_joins_a_cluster_and_leaves_nothing_there(plan, local_ray):
+def test_the_command_joins_a_cluster_asks_for_its_token_and_leaves_nothing_there(plan, local_ray, tmp_path):
     import ray
+
+    token = "a-token-of-ranks"  # noqa: S105
+    (tmp_path / "token").write_text(token)
 
     with serve(plan, cp_size=2, layout="te", builders=1, **SMALL) as running:
         address = ray.get_runtime_context().gcs_address
-        command = Command(plan, "--name", "other", address=address)
+        told = ("--name", "other", "--token-file", str(tmp_path / "token"))
+        command = Command(plan, *told, address=address)
         try:
             assert command.facts["ray_url"] == "ray-actor://ringfeed/other"
             assert command.facts["ray_address"] == address
-            with load(command.facts["url"]) as loader, load(command.facts["ray_url"]) as other:
+            url = command.facts["url"]
+            with load(url, token=token) as loader, load(command.facts["ray_url"]) as other:
                 assert_same_batches(loader, other)
+            with pytest.raises(ConnectionError, match="refuses this rank"):
+                load(url, token=f"not-{token}")
         finally:
             code, out = command.end(signal.SIGTERM)
         assert (code, out) == (0, "")
