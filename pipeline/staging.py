@@ -132,9 +132,11 @@ class StagedFolder:
         staged = cls(Path(os.path.realpath(output)), format=format, made_from={})
         if staged.output.exists() or not (staged.path / MANIFEST_NAME).exists():
             return
-        if staged._take_lock() and (staged.path / MANIFEST_NAME).exists():
-            staged._rename()
-        staged.close()
+        try:
+            if staged._take_lock() and (staged.path / MANIFEST_NAME).exists():
+                staged._rename()
+        finally:
+            staged.close()
 
     def __enter__(self) -> Self:
         return self
