@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
+from ringfeed.pipeline.arrow_values import numpy_values
 from ringfeed.pipeline.feed_request import BLOCK_COLUMNS
 from ringfeed.pipeline.ranks import MISSING
 from ringfeed.pipeline.step_block import (
@@ -74,8 +75,8 @@ def _chunk_digests(block: EncodedBlock, header: BlockHeader, facts: FeedFacts) -
     padding = padding_view(facts.spec, cp_rank=header.request.place.cp_rank)
     nothing = [np.ascontiguousarray(getattr(padding, name)) for name in TOKEN_COLUMNS]
     columns = [block.rows.column(name) for name in TOKEN_COLUMNS]
-    offsets = columns[0].offsets.to_numpy()
-    values = [column.values.to_numpy() for column in columns]
+    offsets = numpy_values(columns[0].offsets)
+    values = [numpy_values(column.values) for column in columns]
     packs = {share.step: share.packs for share in header.shares}
     found = np.empty(block.rows.num_rows, dtype=np.uint64)
     first = 0

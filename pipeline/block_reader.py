@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ringfeed.pipeline.arrow_values import numpy_values
 from ringfeed.pipeline.manifest import CorruptDataError, describe_difference
 from ringfeed.pipeline.pack_slots import lay_out
 from ringfeed.pipeline.ranks import MISSING
@@ -165,8 +166,8 @@ class ReadBlock:
 def _flat(column: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[Any]]:
     """Return offsets and values of a column over its own memory; a flat column has an entry a row."""
     if hasattr(column, "offsets"):
-        return column.offsets.to_numpy(), column.values.to_numpy()
-    return np.arange(len(column) + 1), column.to_numpy()
+        return numpy_values(column.offsets), numpy_values(column.values)
+    return np.arange(len(column) + 1), numpy_values(column)
 
 
 def _where(request: BlockRequest) -> str:

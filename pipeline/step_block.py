@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
+from ringfeed.pipeline.arrow_values import numpy_values
 from ringfeed.pipeline.feed_facts import FEED_VERSION
 from ringfeed.pipeline.feed_request import BLOCK_COLUMNS, BlockRequest
 from ringfeed.pipeline.manifest import CorruptDataError, canonical_json
@@ -221,15 +222,15 @@ def column_digests(rows: pa.RecordBatch) -> dict[str, str]:
 def _digest(column: pa.Array) -> str:
     hasher = xxhash.xxh3_64()
     if not hasattr(column, "offsets"):
-        hasher.update(column.to_numpy(zero_copy_only=True).data)
+        hasher.update(numpy_values(column).data)
         return hasher.hexdigest()
-    offsets = column.offsets.to_numpy()
+    offsets = numpy_values(column.offsets)
     lengths = np.diff(offsets)
     if (lengths < 0).any() or offsets[0] < 0 or offsets[-1] > len(column.values):
         return _OUT_OF_BOUNDS
     hasher.update(lengths.astype("<i8").data)
     values = column.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
-    hasher.update(values.to_numpy(zero_copy_only=True).data)
+    hasher.update(numpy_values(values).data)
     return hasher.hexdigest()
 
 
