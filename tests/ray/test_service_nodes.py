@@ -1,7 +1,9 @@
-"""The service over two Ray nodes, one of which is killed: a feeder on each, and the same bytes."""
+"""The service over two Ray nodes, one of which is killed: a feeder on each, ranks on two transports, and
+the same bytes."""
 
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -24,7 +26,7 @@ pytestmark = [
 def plan(tmp_path_factory):
     folder = tmp_path_factory.mktemp("nodes")
     rng = np.random.default_rng(2)
-    write_corpus(folder / "corpus", [rng.integers(0, 300, n) for n in rng.integers(1, 200, 300)], name="c")
+    write_corpus(folder / "corpus", [rng.integers(0, 300, n) for n in rng.integers(1, 200, 600)], name="c")
     options: dict[str, Any] = {"pack_tokens": 128, "packs_per_step": 8, "max_cp": 2, "window": 2}
     run_plan(PlanOptions(output=folder / "plan", corpora=[folder / "corpus"], **options))
     return folder / "plan"
@@ -68,21 +70,41 @@ def test_a_node_that_is_killed_changes_no_byte(plan, cluster):
         nodes = {one.node_id for one in running.status().members if one.role == "feeder"}
         assert other.node_id in nodes
         assert len(nodes) == 2
-        loaders = [load(running.url, rank, token=token, prefetch_bytes=8192) for rank in range(2)]
-        try:
-            found = [[next(iter(loader)) for _ in range(5)] for loader in loaders]
+        urls = [running.url, running.ray_url]
+        loaders = [
+            load(url, rank, token=token if url == running.url else None, prefetch_bytes=8192)
+            for url in urls
+            for rank in range(2)
+        ]
+        with ThreadPoolExecutor(len(loaders)) as threads:
+            # Ranks go on while the node dies: what they asked of it is lost.
+            reading = [threads.submit(read_slowly, loader) for loader in loaders]
+            wait_until_begun(loaders)
             cluster.remove_node(other, allow_graceful=False)
-            for batches, loader in zip(found, loaders, strict=True):
-                batches.extend(loader)
-        finally:
-            for loader in loaders:
-                loader.close()
-        for batches, theirs in zip(found, expected, strict=True):
+            found = [one.result() for one in reading]
+        for batches, theirs in zip(found, expected * 2, strict=True):
             assert [batch.info for batch in batches] == [batch.info for batch in theirs]
             for batch, their in zip(batches, theirs, strict=True):
                 assert all(batch.tensors[name].equal(tensor) for name, tensor in their.tensors.items())
         # The other node's feeder is given up once Ray has told that the node is dead.
         wait_for(running, {"builder": 2, "feeder": 1, "service": 1})
+
+
+def read_slowly(loader):
+    """Return all batches; the last ones come seconds after the first."""
+    found = []
+    with loader:
+        for batch in loader:
+            found.append(batch)
+            time.sleep(0.02)
+    return found
+
+
+def wait_until_begun(loaders):
+    until = time.monotonic() + 60
+    while not all(loader.state_dict()["step"] for loader in loaders):
+        assert time.monotonic() < until
+        time.sleep(0.01)
 
 
 def wait_for(running, wanted):
