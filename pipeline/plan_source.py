@@ -9,7 +9,6 @@ documents table, are hashed when they are first touched: opening reads neither.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -43,9 +42,6 @@ if TYPE_CHECKING:
 
 __all__ = ["PlanSource"]
 
-# Documents remembered as checked: about 8 MB, whatever the corpus holds.
-_CHECKED_KEPT = 1 << 16
-
 
 class PlanSource(LocalSource):
     """A ``ViewSource`` over a plan. One thread at a time."""
@@ -67,7 +63,8 @@ class PlanSource(LocalSource):
         self._corpora = corpora
         self._step: StepPacks | None = None
         self._slots = np.empty(0, dtype=np.int64)
-        self._checked: OrderedDict[int, None] = OrderedDict()
+        self._checked: set[int] = set()
+        """Documents that were hashed in this step; in the next one they may have changed on the disk."""
         self._buffers: _Buffers | None = None
         self.tokens_copied = 0
         """Tokens that were copied out of documents so far, padding not counted."""
@@ -228,24 +225,19 @@ class PlanSource(LocalSource):
         return PackTokens(pieces, slots, corpora=self._corpora, spec=self.spec)
 
     def _check_documents(self, documents: Int64Array) -> None:
-        """Hash each document that was not checked lately, and its row of the table."""
-        new = dict.fromkeys(documents.tolist())
-        for document in self._checked.keys() & new:
-            del new[document]
-            self._checked.move_to_end(document)
-        touched = np.array([*new], dtype=np.int64)
+        """Hash each document that was not hashed in this step, and its row of the table."""
+        new = np.array([one for one in dict.fromkeys(documents.tolist()) if one not in self._checked])
+        touched = new.astype(np.int64)
         self._corpora.check_rows(touched)
         self._corpora.check_documents(touched)
-        for document in new:
-            self._checked[document] = None
-            if len(self._checked) > _CHECKED_KEPT:
-                self._checked.popitem(last=False)
+        self._checked.update(touched.tolist())
 
     def _step_packs(self, step: int) -> StepPacks:
         if self._step is None or self._step.step != step:
             packs = self._plan.step_packs(step)
             self._slots = self._checked_slots(packs)
             self._step = packs
+            self._checked.clear()
         return self._step
 
     def _checked_slots(self, packs: StepPacks) -> Int64Array:
