@@ -9,6 +9,7 @@ were got ready for its stream.
 
 from __future__ import annotations
 
+import queue
 import threading
 import weakref
 from typing import TYPE_CHECKING
@@ -38,7 +39,11 @@ class BlockGate:
         self._supply = supply
         self._most_blocks = most_blocks
         self._wait_seconds = wait_seconds
-        self._room = threading.Semaphore(most_blocks)
+        # Tokens in a queue, no semaphore: a block may be let go of in the middle of anything, by a garbage
+        # collection in the very thread that waits here, so nothing that gives back may take a lock.
+        self._room: queue.SimpleQueue[None] = queue.SimpleQueue()
+        for _ in range(most_blocks):
+            self._room.put(None)
         self._lock = threading.Lock()
         self.bytes_given = 0
         """Of all blocks so far, those whose stream had broken by then too."""
@@ -54,17 +59,19 @@ class BlockGate:
         """
         if not request.columns:
             return self._supply.block(request)
-        if not self._room.acquire(timeout=self._wait_seconds):
+        try:
+            self._room.get(timeout=self._wait_seconds)
+        except queue.Empty:
             raise ConnectionError(
                 f"{self._most_blocks} blocks, all that node_bytes allows, have been held by streams for "
                 f"{self._wait_seconds:g} s: ranks do not read what they asked for"
-            )
+            ) from None
         try:
             block = self._supply.block(request)
         except BaseException:
-            self._room.release()
+            self._room.put(None)
             raise
-        weakref.finalize(block.rows, self._room.release).atexit = False
+        weakref.finalize(block.rows, self._room.put, None).atexit = False
         with self._lock:
             self.bytes_given += block.nbytes
         return block

@@ -1,6 +1,7 @@
 """Many ranks at one feeder: as many as it says, memory within its budget, and frozen ones starve nobody."""
 
 import gc
+import queue
 import threading
 import time
 import weakref
@@ -35,7 +36,12 @@ class Large:
             builder.facts(), spec=spec, local_tokens=tokens, block_bytes=BLOCK, num_steps=1000
         )
         self._lock = threading.Lock()
-        self.alive = self.most = self.given = 0
+        self._gone: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self.most = self.given = 0
+
+    @property
+    def alive(self):
+        return (self.given - self._gone.qsize()) * BLOCK
 
     def facts(self):
         return self._facts
@@ -56,14 +62,10 @@ class Large:
         )
         with self._lock:
             self.given += 1
-            self.alive += BLOCK
             self.most = max(self.most, self.alive)
-        weakref.finalize(rows.input_ids, self._gone)
+        # A queue: a lock taken while memory is given back may be held by this very thread.
+        weakref.finalize(rows.input_ids, self._gone.put, None)
         return encode_block(request, rows, shares=(), facts=self._facts)
-
-    def _gone(self):
-        with self._lock:
-            self.alive -= BLOCK
 
 
 def request(step):

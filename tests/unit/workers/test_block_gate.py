@@ -1,5 +1,7 @@
 """A gate bounds the blocks that are held, and lets go of each with its last reference."""
 
+import itertools
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -68,3 +70,29 @@ def test_an_error_takes_no_room():
             gate.block(request())
     supply.error = None
     assert gate.block(request()).rows.num_rows == 1
+
+
+def test_a_block_may_be_let_go_of_in_the_middle_of_a_request():
+    # As a garbage collection does: the last reference goes in the thread that asks, at each of its steps.
+    held = []
+    moment = 0
+    while not held:
+        gate = BlockGate(Supply(), most_blocks=2, wait_seconds=30)
+        held = [gate.block(request())]
+        asking = threading.Thread(target=ask_and_drop, args=(gate, held, moment), daemon=True)
+        asking.start()
+        asking.join(timeout=30)
+        assert not asking.is_alive(), f"stuck: let go of at event {moment}"
+        assert gate.block(request()).rows.num_rows == 1
+        moment += 1
+    assert moment > 3
+
+
+def ask_and_drop(gate, held, moment):
+    asked = request()
+    events = itertools.count()
+    sys.setprofile(lambda *_: held.clear() if next(events) == moment else None)
+    try:
+        gate.block(asked)
+    finally:
+        sys.setprofile(None)
