@@ -42,21 +42,22 @@ class ReadyBudget:
     def enter(self, stream: Hashable, size: int, *, timeout: float) -> bool:
         """Wait until ``stream`` may get one more block; return whether it may.
 
+        A stream that may not yet keeps its place among those that wait, until it may or is forgotten.
+
         Args:
             stream: who asks; one thread at a time for each.
             size: bytes of the block at most.
             timeout: seconds to wait.
         """
         with self._changed:
-            self._waiting.append(stream)
-            try:
-                if self._changed.wait_for(lambda: self._may(stream, size), timeout):
-                    self._sizes.setdefault(stream, deque()).append(size)
-                    return True
+            if stream not in self._waiting:
+                self._waiting.append(stream)
+            if not self._changed.wait_for(lambda: self._may(stream, size), timeout):
                 return False
-            finally:
-                self._waiting.remove(stream)
-                self._changed.notify_all()
+            self._waiting.remove(stream)
+            self._sizes.setdefault(stream, deque()).append(size)
+            self._changed.notify_all()
+            return True
 
     def leave(self, stream: Hashable) -> None:
         """Say that the oldest block of ``stream`` is sent."""
@@ -69,6 +70,8 @@ class ReadyBudget:
         """Say that ``stream`` is over."""
         with self._changed:
             self._sizes.pop(stream, None)
+            if stream in self._waiting:
+                self._waiting.remove(stream)
             self._changed.notify_all()
 
     def _used(self) -> int:
