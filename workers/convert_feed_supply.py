@@ -3,8 +3,9 @@
 In:   steps as they are converted, from one thread (``workers/convert_serving.py``)
 Out:  a ``BlockSupply`` for a Flight server: facts that grow, blocks of the steps that are held
 
-Steps are held until all ranks were given them, and longer while there is room: a rank that asks again, since
-a block was damaged on the way, mostly finds it. Beyond the byte budget ``put`` waits.
+Steps are held until all ranks have them, and longer while there is room: a rank that asks again, since a
+block was damaged or its stream broke, finds it. Beyond the byte budget ``put`` waits. A budget that the
+blocks under way fill holds less: the oldest step goes once every rank was given all.
 """
 
 from __future__ import annotations
@@ -38,15 +39,26 @@ class FeedStoppedError(Exception):
 class ConvertSupply:
     """Serves held steps to a fixed set of ranks."""
 
-    def __init__(self, held: HeldSteps, *, dp_size: int, hold_bytes: int, block_bytes: int) -> None:
-        """Serve ``held`` to dp_size x cp_size ranks, and hold ``hold_bytes`` of it."""
+    def __init__(
+        self, held: HeldSteps, *, dp_size: int, hold_bytes: int, block_bytes: int, under_way: int
+    ) -> None:
+        """Serve ``held``.
+
+        Args:
+            held: steps, as they are put.
+            dp_size: data-parallel ranks; each has cp_size ranks of its own.
+            hold_bytes: of the steps that are held.
+            block_bytes: ids and labels of one rank in a full block.
+            under_way: blocks that were given to a rank last and may be lost with its stream.
+        """
         self._held = held
         self._dp_size = dp_size
         self._hold_bytes = hold_bytes
         cp_size = held.spec.cp_size
         keep_bytes = _KEEP_BLOCKS * cp_size * block_bytes
         self._builder = BlockBuilder(lambda: held, block_bytes=block_bytes, keep_bytes=keep_bytes)
-        self._progress = RankProgress([(dp, cp) for dp in range(dp_size) for cp in range(cp_size)])
+        ranks = [(dp, cp) for dp in range(dp_size) for cp in range(cp_size)]
+        self._progress = RankProgress(ranks, under_way=under_way)
         self._changed = threading.Condition()
         self._is_stopped = False
         self._error: Exception | None = None
@@ -95,6 +107,14 @@ class ConvertSupply:
     def _steps_past(self) -> int:
         return self._progress.past // self._held.packs_per_step
 
+    @property
+    def _steps_not_needed(self) -> int:
+        held = self._held
+        if self._steps_past >= held.num_steps:
+            # Nobody asks on before there is more, so that nothing would show that these have arrived.
+            return held.num_steps
+        return self._progress.arrived // held.packs_per_step
+
     def put(self, rows: list[list[RankView]]) -> None:
         """Add the next step once there is room for it.
 
@@ -106,7 +126,7 @@ class ConvertSupply:
         held, patience = self._held, _SECONDS_TO_TELL
         with self._changed:
             while not self._is_stopped and held.bytes_held and held.bytes_held + nbytes > self._hold_bytes:
-                if not held.let_go(self._steps_past) and not self._changed.wait(patience):
+                if not held.let_go(self._steps_not_needed) and not self._changed.wait(patience):
                     self._tell_slowest()
                     patience *= 2
             if self._is_stopped:

@@ -29,6 +29,7 @@ from ringfeed.sharding.layouts import read_layout
 from ringfeed.workers.convert_feed_supply import ConvertSupply, FeedStoppedError
 from ringfeed.workers.convert_input import is_dataset, open_batches
 from ringfeed.workers.convert_stream import DEFAULT_WINDOW_BYTES, ConvertRun, convert_batches, store_bytes
+from ringfeed.workers.flight_options import ServerOptions
 from ringfeed.workers.flight_server import FlightServer
 from ringfeed.workers.ray_session import ray_session
 
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
 
     from ringfeed.pipeline.views import RankView
     from ringfeed.sharding.layouts import Layout
-    from ringfeed.workers.flight_options import ServerOptions
 
 __all__ = ["DEFAULT_HOLD_BYTES", "ConvertFeed", "convert_feed"]
 
@@ -89,6 +89,7 @@ def convert_feed(  # noqa: PLR0913  (all are by keyword, and all but two have a 
     options = ConvertOptions(
         layout=read_layout(layout), cp_size=cp_size, pad_id=pad_id, num_chunks=None, pack_slots=pack_tokens
     )
+    server = server or ServerOptions()
     for name, value in {"dp_size": dp_size, "hold_bytes": hold_bytes, "block_bytes": block_bytes}.items():
         if value < 1:
             raise ValueError(f"{name}={value} must be at least 1")
@@ -109,7 +110,14 @@ def convert_feed(  # noqa: PLR0913  (all are by keyword, and all but two have a 
             packs_per_step=num_rows,
             name="convert",
         )
-        supply = ConvertSupply(held, dp_size=dp_size, hold_bytes=hold_bytes, block_bytes=block_bytes)
+        supply = ConvertSupply(
+            held,
+            dp_size=dp_size,
+            hold_bytes=hold_bytes,
+            block_bytes=block_bytes,
+            # Got ready, being written, and in the connection.
+            under_way=server.blocks_ahead + 2,
+        )
         made = convert_batches(
             chain([first], source),
             replace(options, pack_slots=spec.pack_slots),

@@ -33,7 +33,7 @@ def options(layout="te"):
     return ConvertOptions(layout=make_layout(layout), cp_size=2, pad_id=9, num_chunks=None, pack_slots=T)
 
 
-def supply(hold_steps=100, dp_size=1, layout="te"):
+def supply(hold_steps=100, dp_size=1, layout="te", under_way=0):
     made = options(layout)
     spec = ViewSpec(
         layout=made.layout,
@@ -43,7 +43,10 @@ def supply(hold_steps=100, dp_size=1, layout="te"):
         pad_id=9,
     )
     held = HeldSteps(spec, recipe_fingerprint="ab" * 16, packs_per_step=ROWS, name="convert")
-    return ConvertSupply(held, dp_size=dp_size, hold_bytes=hold_steps * STEP_BYTES, block_bytes=1), held
+    made_supply = ConvertSupply(
+        held, dp_size=dp_size, hold_bytes=hold_steps * STEP_BYTES, block_bytes=1, under_way=under_way
+    )
+    return made_supply, held
 
 
 def place(cp_rank=0, *, dp_rank=0, dp_size=1, packs_per_chunk=1):
@@ -118,6 +121,39 @@ def test_the_input_waits_for_the_slowest_rank_and_steps_are_let_go():
     assert not made.is_served
     made.end()
     assert made.is_served
+
+
+def test_blocks_that_a_broken_stream_may_have_lost_are_held_though_there_is_no_room():
+    made, held = supply(hold_steps=6, under_way=4)
+    for index in range(6):
+        made.put(convert_batch(batch(index), options()))
+    for step in range(3):
+        take_step(made, step)
+
+    def put_two():
+        for index in (6, 7):
+            made.put(convert_batch(batch(index), options()))
+
+    thread = threading.Thread(target=put_two, daemon=True)
+    thread.start()
+    until(lambda: held.num_steps == 7)
+    time.sleep(0.2)
+    # The last four blocks of each rank were on their way when its stream broke.
+    assert (held.first_step, held.num_steps) == (1, 7)
+    for step in (1, 2):
+        take_step(made, step)
+    for step in (3, 4):
+        take_step(made, step)
+    thread.join(10)
+    assert (held.first_step, held.num_steps) == (2, 8)
+
+
+def test_a_full_hold_that_every_rank_was_given_takes_in_more():
+    made, held = supply(hold_steps=2, under_way=4)
+    for index in range(6):
+        made.put(convert_batch(batch(index), options()))
+        take_step(made, index)
+    assert (held.first_step, held.num_steps) == (4, 6)
 
 
 def until(condition):
