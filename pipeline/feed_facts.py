@@ -68,6 +68,8 @@ class FeedFacts:
     @classmethod
     def of_source(cls, source: BuildSource, *, block_bytes: int = DEFAULT_BLOCK_BYTES) -> FeedFacts:
         """Return the facts of a service that builds from ``source``."""
+        # First: a source that ends after it was asked must not look as if it ended before its last step.
+        is_growing = source.is_growing
         spec = source.spec
         largest = [
             padding_view(spec, cp_rank=rank, num_slots=spec.pack_slots) for rank in range(spec.cp_size)
@@ -83,7 +85,7 @@ class FeedFacts:
             local_tokens=max(len(view.padding_mask) for view in largest),
             block_bytes=block_bytes,
             num_steps=source.num_steps,
-            is_growing=source.is_growing,
+            is_growing=is_growing,
             max_slots=source.max_slots(),
             replaced_steps=source.replaced_steps,
         )

@@ -151,8 +151,10 @@ class BlockBuilder:
         """See what the planner has finished since the last look."""
         source = self._source
         source.refresh()
+        # First: a last step that comes now is then seen with the next look, not missed for good.
+        is_growing = source.is_growing
         self._facts = self._facts.grown(
-            num_steps=source.num_steps, is_growing=source.is_growing, max_slots=source.max_slots()
+            num_steps=source.num_steps, is_growing=is_growing, max_slots=source.max_slots()
         )
         self._looked = time.monotonic()
 

@@ -15,6 +15,7 @@ from ringfeed.pipeline.opening import ViewSpec
 from ringfeed.pipeline.ranks import RankPlace
 from ringfeed.sharding.layouts import make_layout
 from ringfeed.workers import convert_feed_supply
+from ringfeed.workers.block_builder import BlockBuilder
 from ringfeed.workers.convert_feed_supply import ConvertSupply, FeedStoppedError
 
 T, ROWS = 24, 2
@@ -265,6 +266,40 @@ def test_facts_grow_and_tell_a_failure():
     made.end(ValueError("batch 1: no seq_lens"))
     with pytest.raises(ValueError, match="the conversion behind this feed ended: batch 1: no seq_lens"):
         made.facts()
+
+
+class EndsWhileItIsAsked(HeldSteps):
+    """Gets its last step, and ends, between two questions of who looks."""
+
+    last: list | None = None
+
+    @property
+    def num_steps(self):
+        found = super().num_steps
+        if self.last is not None:
+            last, self.last = self.last, None
+            self.add(last)
+            self.end()
+        return found
+
+
+def test_a_last_step_that_comes_during_a_look_is_not_missed():
+    _, held = supply()
+    held.__class__ = EndsWhileItIsAsked
+    held.last = convert_batch(batch(0), options())
+    builder = BlockBuilder(lambda: held, block_bytes=1)
+    assert builder.facts().is_growing
+    builder._look()
+    assert (builder.facts().num_steps, builder.facts().is_growing) == (1, False)
+
+    _, held = supply()
+    builder = BlockBuilder(lambda: held, block_bytes=1)
+    held.__class__ = EndsWhileItIsAsked
+    held.last = convert_batch(batch(0), options())
+    builder._look()
+    assert builder.facts().is_growing
+    builder._look()
+    assert (builder.facts().num_steps, builder.facts().is_growing) == (1, False)
 
 
 @pytest.mark.parametrize(
