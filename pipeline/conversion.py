@@ -145,12 +145,18 @@ def numpy_batch(batch: Any) -> dict[str, npt.NDArray[Any]]:
 
 
 def batch_bytes(batch: Mapping[str, npt.NDArray[Any]], options: ConvertOptions) -> int:
-    """Return about what a batch of ``numpy_batch`` and its views take, padding that is added left aside."""
+    """Return about what a batch of ``numpy_batch`` and its views take.
+
+    Padding counts where ``pack_slots`` say how much there is; what the rows of a batch need is left aside.
+    """
     given = sum(array.nbytes for array in batch.values())
     ids = batch["input_ids"]
     extras = sum(array.nbytes for name, array in batch.items() if name not in BSHD_FIELDS)
     copies = options.cp_size if options.layout.name == "identity" else 1
-    return given + copies * (_VIEW_BYTES * ids.size + extras)
+    added = 0
+    if options.pack_slots is not None and ids.ndim == 2:
+        added = len(ids) * max(0, options.pack_slots - ids.shape[1])
+    return given + copies * (_VIEW_BYTES * (ids.size + added) + extras)
 
 
 def own_views(chunks: list[list[RankView]]) -> list[list[RankView]]:

@@ -119,3 +119,14 @@ def test_bytes_count_what_comes_and_what_goes():
 
     assert batch_bytes(arrays, options()) == given + 13 * 64
     assert batch_bytes(arrays, options("identity")) == given + 2 * 13 * 64
+
+
+def test_slots_that_are_added_to_every_row_count():
+    arrays = numpy_batch(rows())
+    more = batch_bytes(arrays, options(num_chunks=None, pack_slots=1000)) - batch_bytes(arrays, options())
+
+    assert more == 13 * 4 * (1000 - 16)
+    views = convert_batch(arrays, options(num_chunks=None, pack_slots=1000))
+    made = sum(array.nbytes for chunk in views for view in chunk for array in view.tensors.values())
+    assert made <= batch_bytes(arrays, options(num_chunks=None, pack_slots=1000))
+    assert batch_bytes(arrays, options(pack_slots=8)) == batch_bytes(arrays, options())
