@@ -59,6 +59,13 @@ def test_counters_are_asked_for_as_rates():
             assert re.search(rf"(rate|increase)\({counter}\[", query), query
 
 
+def test_what_should_fire_when_nobody_counts_is_compared_with_nothing():
+    """Where all actors are gone there is no series: ``sum(...) == 0`` of none is none."""
+    for query in queries():
+        for compared in re.findall(r"\S* == 0", query):
+            assert re.search(r"\(sum\(.*\) or vector\(0\)\) == 0", query), compared
+
+
 def test_parentheses_match_and_panels_do_not_overlap():
     assert all(query.count("(") == query.count(")") for query in queries())
     places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in panels()]
