@@ -224,10 +224,14 @@ class FlightFetcher:
             future.set_result(outcome)
 
     def _recover(self, error: LinkError) -> None:
-        """Wait a little and see who else there is; fail all that was asked when there is no hope."""
+        """Wait a little and see who else there is; fail all that was asked when there is no hope.
+
+        What a feeder refuses is not final: one of another service may have its address by now. The
+        directory knows who is who, and is asked right after.
+        """
         if self._closed.is_set():
             return
-        self._troubles.add(error)
+        self._troubles.add(_not_final(error))
         self._retries += len(self._asked)
         self._choice.is_bad(self._choice.last)
         if self._troubles.are_final or self._troubles.seconds > self._patience.retry_seconds:
@@ -281,6 +285,12 @@ class FlightFetcher:
                     self._patience.reply_seconds,
                 )
                 stream.cancel()
+
+
+def _not_final(error: LinkError) -> LinkError:
+    """Return what the error of a feeder means: to ask the directory, then elsewhere or again."""
+    is_refused = error.failure in (Failure.REFUSED, Failure.TOKEN)
+    return LinkError(Failure.UNAVAILABLE, str(error)) if is_refused else error
 
 
 def _as_builtin(error: LinkError) -> Exception:

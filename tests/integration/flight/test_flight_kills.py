@@ -20,6 +20,7 @@ from ringfeed.workers.flight_options import ServerOptions
 
 PLACE = RankPlace(dp_rank=0, dp_size=2, cp_rank=0, cp_size=2)
 QUESTION = FeedQuestion(place=PLACE, columns=BLOCK_COLUMNS)
+ANOTHER = "another-horse-battery"
 TE = {"layout": ["te", {}], "cp": 2}
 
 
@@ -140,6 +141,30 @@ def test_another_run_at_the_same_address_is_refused(serve):
         fetcher.fetch(request).result(timeout=30)
     with pytest.raises(ValueError, match=r"serves run .*, this rank follows"):
         fetcher.facts()
+    fetcher.close()
+
+
+@pytest.mark.parametrize(
+    ("stranger", "told"),
+    [
+        ({"layout": "contiguous"}, "this service serves run"),
+        ({"options": ServerOptions(token=ANOTHER)}, "no bearer token"),
+    ],
+    ids=["of another run", "with another token"],
+)
+def test_a_feeder_of_another_service_is_left_while_the_directory_names_a_good_one(
+    serve, make_builder, stranger, told, eventually
+):
+    strange, own = serve(**stranger), serve()
+    named = [Feeder(url=strange.url)]
+    directory = serve(supply=make_builder(), feeders=lambda: named)
+    fetcher = open_fetcher(directory.url, QUESTION)
+    waiting = fetcher.fetch(request_of(fetcher.facts()))
+    eventually(lambda: fetcher.status().retries >= 2)
+    assert not waiting.done()
+    assert told in fetcher.status().asked
+    named[:] = [Feeder(url=own.url)]
+    assert waiting.result(timeout=30).rows.num_rows
     fetcher.close()
 
 
