@@ -1,4 +1,4 @@
-"""Note which processes a service has started, so that the next start can end what a killed one left.
+"""Note which processes a Ray here has started, so that the next start can end what a killed one left.
 
 In:   the processes that Ray has started for this one (``/proc``)
 Out:  a file with a lock in a folder of this user's; ``sweep`` ends the processes of files that nobody holds

@@ -3,7 +3,8 @@
 In:   ``RAY_ADDRESS`` (``environment.py``) and how many CPUs to use
 Out:  a ``RaySession`` for the length of a ``with`` block
 
-A session that finds Ray running in this process uses it and leaves it running. A trainer rank only joins:
+A session that finds Ray running in this process uses it and leaves it running. What a Ray that was started
+here leaves behind is ended with it, or by the next one (``process_journal.py``). A trainer rank only joins:
 ``join_ray`` starts nothing and stops nothing.
 """
 
@@ -13,7 +14,6 @@ import logging
 import os
 import re
 import socket
-import sys
 import threading
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,11 +22,12 @@ from typing import TYPE_CHECKING
 from ringfeed.pipeline.environment import available_cpus
 from ringfeed.pipeline.executor import JobFailedError
 from ringfeed.workers.environment import choose_ray_auth, read_environment, worker_environment
+from ringfeed.workers.process_journal import ProcessJournal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["RaySession", "join_ray", "own_ray_command", "ray_session", "starts_own_ray"]
+__all__ = ["RaySession", "join_ray", "ray_session"]
 
 # Jobs here send paths and digests, not data: Ray's default of 30 % of memory is not needed.
 _OBJECT_STORE_BYTES = 128 << 20
@@ -50,6 +51,14 @@ class _OwnRay:
         self.lock = threading.Lock()
         self.is_ours = False
         self.num_sessions = 0
+        self.journal: ProcessJournal | None = None
+        """Of the processes of a Ray that was started here, none of one that was joined."""
+
+    def close_journal(self) -> None:
+        """End what Ray has left, if it was started here."""
+        if self.journal is not None:
+            self.journal.close()
+            self.journal = None
 
 
 _OWN = _OwnRay()
@@ -83,6 +92,8 @@ def ray_session(
         if metrics_port:
             _check_metrics_port(metrics_port, is_own=address is None and not ray.is_initialized())
         if not ray.is_initialized():
+            # Of a Ray that somebody else has stopped.
+            _OWN.close_journal()
             if address is None:
                 _start(num_cpus, object_store_bytes, metrics_port)
             else:
@@ -107,7 +118,10 @@ def _leave() -> None:
         _OWN.num_sessions -= 1
         if _OWN.num_sessions == 0:
             _OWN.is_ours = False
-            ray.shutdown()
+            try:
+                ray.shutdown()
+            finally:
+                _OWN.close_journal()
 
 
 def join_ray() -> None:
@@ -135,20 +149,6 @@ def join_ray() -> None:
         ) from error
 
 
-def own_ray_command() -> re.Pattern[str]:
-    """Return what the command lines of the processes have in common that a Ray of this process starts.
-
-    Ray calls its session by the time and the process that began it.
-    """
-    return re.compile(rf"/session_[\d_-]+_{os.getpid()}\b")
-
-
-def starts_own_ray() -> bool:
-    """Return whether a session that is opened now would start a Ray and stop it."""
-    ray = sys.modules.get("ray")
-    return read_environment().address is None and not (ray is not None and ray.is_initialized())
-
-
 def _join(address: str) -> None:
     import ray
 
@@ -163,6 +163,8 @@ def _start(num_cpus: int | None, object_store_bytes: int | None, metrics_port: i
     import ray
 
     try:
+        _OWN.journal = ProcessJournal(_own_ray_command())
+        _OWN.journal.follow()
         # Not a bare init(): that would join any other Ray on this machine.
         with worker_environment():
             ray.init(
@@ -175,8 +177,19 @@ def _start(num_cpus: int | None, object_store_bytes: int | None, metrics_port: i
                 _metrics_export_port=metrics_port or None,
                 _system_config={"automatic_object_spilling_enabled": object_store_bytes is None},
             )
-    except (ConnectionError, OSError, RuntimeError, ray.exceptions.RayError) as error:
-        raise JobFailedError(f"a local Ray cannot be started: {error}") from error
+    except BaseException as error:
+        _OWN.close_journal()
+        if isinstance(error, (OSError, RuntimeError, ray.exceptions.RayError)):
+            raise JobFailedError(f"a local Ray cannot be started: {error}") from error
+        raise
+
+
+def _own_ray_command() -> re.Pattern[str]:
+    """Return what the command lines of the processes have in common that a Ray of this process starts.
+
+    Ray calls its session by the time and the process that began it.
+    """
+    return re.compile(rf"/session_[\d_-]+_{os.getpid()}\b")
 
 
 def _check_metrics_port(port: int, *, is_own: bool) -> None:

@@ -26,8 +26,7 @@ from ringfeed.workers.environment import WORKER_THREADS
 from ringfeed.workers.flight_server import FlightServer
 from ringfeed.workers.plan_opening import open_checked
 from ringfeed.workers.planner_actor import open_session
-from ringfeed.workers.process_journal import ProcessJournal
-from ringfeed.workers.ray_session import own_ray_command, ray_session, starts_own_ray
+from ringfeed.workers.ray_session import ray_session
 from ringfeed.workers.service_directory import DirectorySupply
 from ringfeed.workers.service_options import is_wildcard
 from ringfeed.workers.supervisor import Supervisor
@@ -197,9 +196,6 @@ class Service:
         )
         self._end.enter_context(self._directory)
         self._end.callback(_sweep_shared_memory)
-        is_own = starts_own_ray()
-        if is_own:
-            self._end.enter_context(ProcessJournal(own_ray_command())).follow()
         _check_wanted(is_unwanted)
         cpus, store = options.num_builders + num_planners, budget.store_bytes
         session = self._end.enter_context(
@@ -217,7 +213,7 @@ class Service:
             keep_bytes=budget.keep_bytes,
             service=options.name,
         )
-        crew = Crew(options, settings, budget, variables={} if is_own else WORKER_THREADS)
+        crew = Crew(options, settings, budget, variables={} if session.address == "local" else WORKER_THREADS)
         supervisor = Supervisor(
             num_builders=options.num_builders, num_planners=num_planners, feeder_node=crew.feeder_node
         )

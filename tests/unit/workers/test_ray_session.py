@@ -31,12 +31,26 @@ class FakeRay:
         self.calls.append("shutdown")
 
 
+class Journal:
+    """Records, in the same list as Ray; the real one is in test_process_journal.py."""
+
+    def __init__(self, calls):
+        self.calls = calls
+
+    def follow(self):
+        self.calls.append("follow")
+
+    def close(self):
+        self.calls.append("close")
+
+
 @pytest.fixture
 def use(monkeypatch):
     def install(fake, address=""):
         import ray
 
         monkeypatch.setenv("RAY_ADDRESS", address)
+        monkeypatch.setattr(module, "ProcessJournal", lambda _: Journal(fake.calls))
         for name in ("is_initialized", "init", "cluster_resources", "shutdown"):
             monkeypatch.setattr(ray, name, getattr(fake, name))
         return fake
@@ -48,9 +62,10 @@ def test_a_local_ray_is_started_and_stopped(use):
     fake = use(FakeRay())
     with ray_session(num_cpus=2) as session:
         assert (session.num_cpus, session.address) == (3, "local")
-    started, stopped = fake.calls
+    followed, started, *stopped = fake.calls
+    assert followed == "follow"
     assert (started["address"], started["num_cpus"], started["include_dashboard"]) == ("local", 2, False)
-    assert stopped == "shutdown"
+    assert stopped == ["shutdown", "close"]
 
 
 def test_sessions_that_overlap_share_a_ray_until_the_last_one_ends(use):
@@ -67,9 +82,8 @@ def test_sessions_that_overlap_share_a_ray_until_the_last_one_ends(use):
     first, second = ray_session(), ray_session()
     with second_ends_later(first, second) as addresses:
         assert addresses == ["local", "running"]
-        assert "shutdown" not in fake.calls
-    assert fake.calls[-1] == "shutdown"
-    assert len(fake.calls) == 2
+        assert not {"shutdown", "close"} & set(map(str, fake.calls))
+    assert fake.calls[2:] == ["shutdown", "close"]
     with ray_session() as again:
         assert again.address == "local"
 
@@ -86,7 +100,7 @@ def test_a_ray_is_stopped_after_an_error(use):
     fake = use(FakeRay())
     with pytest.raises(KeyError), ray_session():
         raise KeyError
-    assert fake.calls[-1] == "shutdown"
+    assert fake.calls[-2:] == ["shutdown", "close"]
 
 
 def test_a_ray_that_runs_already_is_left_running(use):
@@ -102,8 +116,10 @@ def test_the_cluster_of_the_environment_is_joined(use):
         fake = use(FakeRay(), address)
         with ray_session(num_cpus=2) as session:
             assert session.address == address
-    assert fake.calls[0]["address"] == address
-    assert "num_cpus" not in fake.calls[0]
+    joined, stopped = fake.calls
+    assert joined["address"] == address
+    assert "num_cpus" not in joined
+    assert stopped == "shutdown"
 
 
 def test_a_cluster_that_is_not_there_is_told_at_once(use, monkeypatch):
@@ -115,9 +131,18 @@ def test_a_cluster_that_is_not_there_is_told_at_once(use, monkeypatch):
 
 
 def test_a_ray_that_does_not_start_is_one_error(use):
-    use(FakeRay(error=RuntimeError("no room in /dev/shm")))
+    fake = use(FakeRay(error=RuntimeError("no room in /dev/shm")))
     with pytest.raises(JobFailedError, match="a local Ray cannot be started: no room"), ray_session():
         pass
+    assert fake.calls == ["follow", "close"]
+
+
+def test_what_a_ray_left_that_somebody_else_stopped_is_ended_before_the_next_one_starts(use):
+    fake = use(FakeRay())
+    with ray_session():
+        first = len(fake.calls)
+        with ray_session():
+            assert [str(call) for call in fake.calls[first : first + 2]] == ["close", "follow"]
 
 
 def test_a_metrics_port_that_is_taken_is_refused_before_ray_starts(use):
