@@ -27,18 +27,20 @@ from typing import TYPE_CHECKING
 from ringfeed.pipeline.shm_files import host_mark
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from types import TracebackType
     from typing import Self
 
-__all__ = ["Process", "ProcessJournal", "default_root", "processes_below", "sweep"]
+__all__ = ["Process", "ProcessJournal", "default_root", "processes_below", "seconds_to_next_note", "sweep"]
 
 _LOG = logging.getLogger("ringfeed.service")
 _FILE = re.compile(r"service-\d+-[0-9a-f]{16}\.json")
-_PARENT, _BEGAN = 1, 19
-"""Fields of ``/proc/PID/stat`` behind the name: the parent, and the clock ticks from boot to its start."""
+_BEGAN = 19
+"""Field of ``/proc/PID/stat`` behind the name: the clock ticks from boot to its start."""
 _END_SECONDS = 5.0
-_NOTE_SECONDS = 0.5
+_START_SECONDS = 60.0
+_NOTE_SECONDS = 10.0
+_START_NOTE_SECONDS = 0.5
 _YOUNG_SECONDS = 60.0
 
 Process = tuple[int, int]
@@ -68,28 +70,43 @@ class ProcessJournal:
         fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self._lock = threading.Lock()
         self._known: set[Process] = set()
+        self._length = 0
         self._is_closed = threading.Event()
 
-    def follow(self, *, seconds: float = _NOTE_SECONDS) -> None:
-        """Note new processes again and again, in a thread, until the journal is closed."""
-        thread = threading.Thread(target=self._follow, args=(seconds,), name="ringfeed-journal", daemon=True)
-        thread.start()
+    def follow(self, *, seconds_to_next: Callable[[float], float] | None = None) -> None:
+        """Note new processes again and again, in a thread, until the journal is closed.
+
+        Args:
+            seconds_to_next: how long to wait at an age in seconds; None is ``seconds_to_next_note``.
+        """
+        choice = (seconds_to_next or seconds_to_next_note,)
+        threading.Thread(target=self._follow, args=choice, name="ringfeed-journal", daemon=True).start()
 
     def note(self) -> None:
-        """Note the service's processes that there are now."""
+        """Note the service's processes that there are now; those that are gone are forgotten.
+
+        Raises:
+            OSError: if the file cannot be written; the next call tries again.
+        """
         with self._lock:
-            found = set(processes_below(os.getpid(), self._command))
-            if self._file < 0 or found <= self._known:
+            if self._file < 0:
                 return
-            self._known |= found
-            text = json.dumps({"mark": _mark(), "processes": sorted(self._known)}).encode()
-            # Longer each time, so nothing of the text before is left.
-            os.pwrite(self._file, text, 0)
+            known = {process for process in self._known if _lives(process)}
+            known.update(processes_below(os.getpid(), self._command))
+            if known == self._known:
+                return
+            text = json.dumps({"mark": _mark(), "processes": sorted(known)}).encode()
+            # One write, over all of the text before: a process that is killed leaves no half of two.
+            os.pwrite(self._file, text.ljust(self._length), 0)
+            self._known, self._length = known, max(self._length, len(text))
 
     def close(self) -> None:
         """End all that is left of what was noted, and remove the file. A second call does nothing."""
-        self.note()
         self._is_closed.set()
+        try:
+            self.note()
+        except OSError as error:
+            _LOG.warning("%s: %s", self._path, error)
         with self._lock:
             if self._file < 0:
                 return
@@ -106,9 +123,18 @@ class ProcessJournal:
     ) -> None:
         self.close()
 
-    def _follow(self, seconds: float) -> None:
-        while not self._is_closed.wait(seconds):
-            self.note()
+    def _follow(self, seconds_to_next: Callable[[float], float]) -> None:
+        began = time.monotonic()
+        while not self._is_closed.wait(seconds_to_next(time.monotonic() - began)):
+            try:
+                self.note()
+            except OSError as error:
+                _LOG.warning("%s: %s; it is tried again", self._path, error)
+
+
+def seconds_to_next_note(age: float) -> float:
+    """Return how long a journal of this age waits: while Ray starts, its processes are new and many."""
+    return _START_NOTE_SECONDS if age < _START_SECONDS else _NOTE_SECONDS
 
 
 def default_root() -> Path:
@@ -132,14 +158,21 @@ def sweep(root: Path) -> int:
 
 def processes_below(root: int, command: re.Pattern[str]) -> list[Process]:
     """Return the children of ``root`` with such command lines, what they have started, and so on."""
-    children: dict[int, list[Process]] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal() and (fields := _stat(int(entry.name))) is not None:
-            children.setdefault(int(fields[_PARENT]), []).append((int(entry.name), int(fields[_BEGAN])))
-    found = [child for child in children.get(root, []) if command.search(_command_line(child[0]))]
+    found = [child for child in _children(root) if command.search(_command_line(child[0]))]
     # Grows while it is gone through.
     for number, _ in found:
-        found += children.get(number, [])
+        found += _children(number)
+    return found
+
+
+def _children(number: int) -> list[Process]:
+    """Return the children of a process, whichever of its threads has started them; none if it is gone."""
+    found: list[Process] = []
+    for path in Path(f"/proc/{number}/task").glob("*/children"):
+        with suppress(OSError):
+            for child in map(int, path.read_text().split()):
+                if (fields := _stat(child)) is not None:
+                    found.append((child, int(fields[_BEGAN])))
     return found
 
 

@@ -6,12 +6,19 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
+from pathlib import Path
 
 import pytest
 
 from ringfeed.workers import process_journal as module
-from ringfeed.workers.process_journal import ProcessJournal, processes_below, sweep
+from ringfeed.workers.process_journal import (
+    ProcessJournal,
+    processes_below,
+    seconds_to_next_note,
+    sweep,
+)
 
 OURS = re.compile("ours")
 SLEEP = "import time; time.sleep(600); 'ours'"
@@ -104,7 +111,7 @@ def test_what_is_left_at_the_end_is_ended_children_of_children_too_and_no_other_
 
 def test_new_processes_are_noted_by_themselves(tmp_path):
     with ProcessJournal(OURS, root=tmp_path) as journal:
-        journal.follow(seconds=0.02)
+        journal.follow(seconds_to_next=lambda _: 0.02)
         process = subprocess.Popen([sys.executable, "-c", SLEEP])
         [path] = tmp_path.iterdir()
         until = time.monotonic() + 10
@@ -112,6 +119,60 @@ def test_new_processes_are_noted_by_themselves(tmp_path):
             assert time.monotonic() < until
             time.sleep(0.02)
     assert process.wait(timeout=5) == -signal.SIGKILL
+
+
+def test_a_journal_that_cannot_be_written_is_told_and_tried_again(tmp_path, sleeper, caplog):
+    with ProcessJournal(OURS, root=tmp_path) as journal, Path("/dev/full").open("wb") as full:
+        [path] = tmp_path.iterdir()
+        own, journal._file = journal._file, full.fileno()
+        journal.follow(seconds_to_next=lambda _: 0.02)
+        until = time.monotonic() + 30
+        while "No space left" not in caplog.text:
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        journal._file = own
+        while str(sleeper.pid) not in path.read_text():
+            assert time.monotonic() < until
+            time.sleep(0.02)
+
+
+def test_processes_that_are_gone_are_forgotten_and_the_file_is_whole(tmp_path, sleeper):
+    with ProcessJournal(OURS, root=tmp_path) as journal:
+        [path] = tmp_path.iterdir()
+        other = subprocess.Popen([sys.executable, "-c", SLEEP])
+        journal.note()
+        assert {number for number, _ in json.loads(path.read_text())["processes"]} == {sleeper.pid, other.pid}
+        other.kill()
+        other.wait()
+        journal.note()
+        assert [number for number, _ in json.loads(path.read_text())["processes"]] == [sleeper.pid]
+
+
+def test_children_of_other_threads_are_found():
+    started: list[subprocess.Popen[bytes]] = []
+    is_over = threading.Event()
+
+    def start():
+        started.append(subprocess.Popen([sys.executable, "-c", SLEEP]))
+        is_over.wait(60)
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    try:
+        until = time.monotonic() + 30
+        while not started:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        assert started[0].pid in dict(processes_below(os.getpid(), OURS))
+    finally:
+        is_over.set()
+        thread.join()
+        started[0].kill()
+        started[0].wait()
+
+
+def test_a_journal_looks_often_while_ray_starts_and_seldom_after_it():
+    assert [seconds_to_next_note(age) for age in (0.0, 59.0, 60.0, 1e6)] == [0.5, 0.5, 10.0, 10.0]
 
 
 @pytest.mark.parametrize("wrong", ["began", "mark", "torn", "foreign"])
