@@ -11,7 +11,8 @@ Read:  one JSON line per case and transport: ``flight`` (a process on the feeder
        no pause between steps (builders make everything meanwhile), and with 30 ms as a trainer would need,
        beside the same loader over the plan; passes alternate. ``steady``: both cp ranks at once, 50 ms
        a step, what they stood still after the first steps, by the loader's own count.
-       Builders' caches are smaller than a pass. ``load`` is the machine's load average at the end of a case.
+       Builders' caches are smaller than a pass. ``load`` is the machine's load average at the end of a case,
+       ``worker_niceness`` that of builders and feeders.
 """
 
 import json
@@ -25,6 +26,8 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+# Ray gives workers way to all else on the machine (15): with other work about, they would not be measured.
+os.environ.setdefault("RAY_worker_niceness", "0")
 
 import ray
 from bench_bytes_per_rank import PACK_TOKENS, make_plan
@@ -181,6 +184,7 @@ def tell(report: dict[str, Any], plan: Plan) -> None:
         "threads": 1,
         "load": round(os.getloadavg()[0], 1),
         "cpus": os.cpu_count(),
+        "worker_niceness": int(os.environ["RAY_worker_niceness"]),  # noqa: SIM112
         "ray": ray.__version__,
         "machine": platform.processor() or platform.machine(),
     }
