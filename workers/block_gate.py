@@ -4,7 +4,7 @@ In:   a ``BlockSupply``
 Out:  the same blocks, so many at a time: a request waits until an earlier block is let go of
 
 A rank reads all that it asked for, so blocks leave on their own. One that is frozen keeps at most those that
-were got ready for its stream.
+were got ready for its stream, until the server breaks it off (``workers/flight_stalls.py``).
 """
 
 from __future__ import annotations

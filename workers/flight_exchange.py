@@ -12,7 +12,9 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +36,7 @@ from ringfeed.pipeline.flight_wire import (
 from ringfeed.pipeline.manifest import CorruptDataError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from ringfeed.pipeline.flight_wire import Hello
     from ringfeed.pipeline.shm_slots import SlotPool
@@ -63,6 +65,8 @@ class ExchangeParts:
     blocks_ahead: int
     budget: ReadyBudget
     """For the blocks that all streams of the server get ready."""
+    peer: str
+    """Address of the rank, as gRPC writes it."""
     pool: SlotPool | None = None
     """Files for this stream alone, if the rank has shown that it can read them."""
 
@@ -85,6 +89,20 @@ class BlockExchange:
         self._has_begun = False
         self._last_asked = -1
         self._last_written = -1
+        self._writes_since: float | None = None
+        self._waits_since: float | None = None
+
+    @property
+    def peer(self) -> str:
+        return self._parts.peer
+
+    @property
+    def write_seconds(self) -> float:
+        return _seconds_since(self._writes_since)
+
+    @property
+    def wait_seconds(self) -> float:
+        return _seconds_since(self._waits_since)
 
     def run(self) -> None:
         """Serve; returns when the stream is over.
@@ -202,7 +220,7 @@ class BlockExchange:
             self._send(Reply.DROPPED, number)
             return
         try:
-            block = future.result()
+            block = self._result(future)
         except CorruptDataError as error:
             self._send(Reply.ERROR, number, error_body(Trouble.DAMAGED, str(error)))
         except ValueError as error:
@@ -214,6 +232,13 @@ class BlockExchange:
         else:
             self._send_block(number, block)
 
+    def _result(self, future: Future[EncodedBlock]) -> EncodedBlock:
+        self._waits_since = time.monotonic()
+        try:
+            return future.result()
+        finally:
+            self._waits_since = None
+
     def _send_block(self, number: int, block: EncodedBlock) -> None:
         if not block.rows.schema.names:
             self._send(Reply.FACTS, number, block.header)
@@ -222,11 +247,12 @@ class BlockExchange:
             self._files[number] = note.name
             self._send(Reply.FILE, number, file_body(note))
             return
-        if not self._has_begun:
-            self._writer.begin(self._parts.schema)
-            self._has_begun = True
         metadata = pa.py_buffer(pack_message(Reply.BLOCK, number, block.header))
-        self._writer.write_with_metadata(block.rows, metadata)
+        with self._writing():
+            if not self._has_begun:
+                self._writer.begin(self._parts.schema)
+                self._has_begun = True
+            self._writer.write_with_metadata(block.rows, metadata)
 
     def _release(self, number: int) -> None:
         name = self._files.pop(number, None)
@@ -234,4 +260,17 @@ class BlockExchange:
             self._parts.pool.free(name)
 
     def _send(self, kind: Reply, number: int, body: bytes = b"") -> None:
-        self._writer.write_metadata(pa.py_buffer(pack_message(kind, number, body)))
+        with self._writing():
+            self._writer.write_metadata(pa.py_buffer(pack_message(kind, number, body)))
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        self._writes_since = time.monotonic()
+        try:
+            yield
+        finally:
+            self._writes_since = None
+
+
+def _seconds_since(moment: float | None) -> float:
+    return 0.0 if moment is None else time.monotonic() - moment

@@ -89,6 +89,8 @@ class ServerOptions:
     """Blocks of one stream that are got ready before the one that goes out is through."""
     ready_bytes: int = DEFAULT_READY_BYTES
     """For blocks that are got ready, over all streams, beside one that each may always have."""
+    stall_seconds: float = 60.0
+    """For a reply to go out while another rank waits for its block; then the connection is broken."""
 
     shared_bytes: int = DEFAULT_SHARED_BYTES
     """For files under ``/dev/shm``, for ranks on this machine; 0 sends them everything."""
@@ -97,6 +99,8 @@ class ServerOptions:
         for name in ("shared_bytes", "ready_bytes"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 0")
+        if not self.stall_seconds > 0:
+            raise ValueError(f"stall_seconds={self.stall_seconds} must be above 0")
         if not 0 <= self.port < 1 << 16:
             raise ValueError(f"port={self.port} must be 0 to 65535")
         for name in ("max_streams", "num_threads", "blocks_ahead"):

@@ -33,6 +33,7 @@ from ringfeed.workers.flight_auth import BearerCheck
 from ringfeed.workers.flight_budget import ReadyBudget
 from ringfeed.workers.flight_exchange import BlockExchange, ExchangeParts
 from ringfeed.workers.flight_options import ServerOptions
+from ringfeed.workers.flight_stalls import StallWatch, break_connection
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -89,6 +90,11 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]
                 f"is none of this machine{files}"
             ) from None
         self._folder = _make_folder(options.shared_bytes)
+        self._stalls = StallWatch(
+            lambda: self._streams,
+            lambda stream: break_connection(stream.peer, port=self.port),
+            stall_seconds=options.stall_seconds,
+        )
 
     @property
     def url(self) -> str:
@@ -99,8 +105,7 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]
     @property
     def num_streams(self) -> int:
         """Ranks that are served now."""
-        with self._lock:
-            return len(self._exchanges)
+        return len(self._streams)
 
     @property
     def bytes_ready(self) -> int:
@@ -125,7 +130,7 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]
                 app_metadata=facts.to_json(),
             )
 
-    def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:  # noqa: ARG002
+    def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         with _refusals():
             hello = Hello.from_json(descriptor.command or b"")
             facts = self._supply.facts()
@@ -137,6 +142,7 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]
             size_of=lambda request: BlockGrid.of(facts, request.place, request.columns).bytes_of(request),
             blocks_ahead=self._options.blocks_ahead,
             budget=self._ready,
+            peer=context.peer(),
             pool=self._pool_for(hello.proof),
         )
         exchange = BlockExchange(parts, reader, writer)
@@ -165,8 +171,8 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]
         """
         with self._lock:
             self._is_stopping = True
-            exchanges = list(self._exchanges)
-        for exchange in exchanges:
+        self._stalls.close()
+        for exchange in self._streams:
             exchange.leave()
         # Waits for open calls as long as they last, hence in a thread that may be left behind.
         thread = threading.Thread(target=self.shutdown, name="ringfeed-shutdown", daemon=True)
@@ -184,6 +190,11 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+    @property
+    def _streams(self) -> list[BlockExchange]:
+        with self._lock:
+            return list(self._exchanges)
 
     def _enter(self, exchange: BlockExchange) -> None:
         with self._lock:

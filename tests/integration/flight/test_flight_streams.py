@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.flight as fl
 
 from ringfeed.pipeline.block_fetcher import FeedQuestion
@@ -18,6 +19,7 @@ from ringfeed.pipeline.flight_client import open_fetcher
 from ringfeed.pipeline.flight_wire import Ask, Hello, pack_message
 from ringfeed.pipeline.ranks import RankPlace
 from ringfeed.pipeline.step_block import BlockRows, encode_block
+from ringfeed.workers.block_gate import BlockGate
 from ringfeed.workers.flight_options import ServerOptions
 
 STREAMS = 72
@@ -107,13 +109,48 @@ def test_ranks_that_do_not_read_cost_what_was_agreed_and_hold_up_nobody(serve, m
         assert block.rows.column("input_ids").values[0].as_py() == step
     assert time.monotonic() - began < 30
     fetcher.close()
-    for client, writer, reader in clients:
-        reader.cancel()
-        with suppress(fl.FlightCancelledError):
-            writer.close()
-        client.close()
+    give_up(clients)
     eventually(lambda: server.bytes_ready == 0)
     eventually(lambda: gc.collect() >= 0 and supply.alive == 0)
+
+
+def test_ranks_that_do_not_read_are_cut_off_when_they_hold_all_blocks(serve, make_builder, caplog):
+    most = 4
+    supply = Large(make_builder())
+    gate = BlockGate(supply, most_blocks=most)
+    server = serve(ServerOptions(ready_bytes=0, stall_seconds=1, shared_bytes=0), supply=gate)
+    clients = [freeze(server, supply.facts()) for _ in range(2 * most)]
+    eventually(lambda: supply.alive >= most * BLOCK)
+    fetcher = open_fetcher(server.url, QUESTION)
+    # The gate is held by streams that read nothing; it gives up on a request after 30 s.
+    for step in range(3):
+        block = fetcher.fetch(request(step)).result(timeout=25)
+        assert block.rows.column("input_ids").values[0].as_py() == step
+    assert fetcher.status().retries == 0
+    assert "has not read a reply for 1 s and others wait" in caplog.text
+    fetcher.close()
+    give_up(clients)
+    eventually(lambda: server.num_streams == 0)
+
+
+def test_ranks_that_do_not_read_keep_their_streams_while_nobody_waits(serve, make_builder, caplog):
+    supply = Large(make_builder())
+    server = serve(ServerOptions(stall_seconds=0.2, shared_bytes=0), supply=supply)
+    clients = [freeze(server, supply.facts())]
+    eventually(lambda: is_quiet(supply))
+    (stream,) = server._streams
+    eventually(lambda: stream.write_seconds > 1)
+    assert server._streams == [stream]
+    assert "others wait" not in caplog.text
+    give_up(clients)
+
+
+def give_up(clients):
+    for client, writer, reader in clients:
+        reader.cancel()
+        with suppress(pa.ArrowException):
+            writer.close()
+        client.close()
 
 
 def freeze(server, facts):
