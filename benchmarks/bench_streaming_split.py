@@ -192,6 +192,7 @@ def main() -> None:
         )
         facts = {
             "packs": num_packs,
+            "passes": PASSES,
             "pack_tokens": PACK_TOKENS,
             "builders": BUILDERS,
             "threads": 1,
