@@ -109,6 +109,7 @@ def _open_together(source: str | Path | BlockFetcher, options: SourceOptions) ->
             source=repr(str(source)) if given is None else f"a {type(given).__name__}",
             is_folder=given is None and scheme_of(str(source)) is None,
             window_bytes=options.window_bytes,
+            options=_shared_options(options),
         )
         asked = group.agree(own)
         if own.is_folder or group.size == 1:
@@ -119,6 +120,20 @@ def _open_together(source: str | Path | BlockFetcher, options: SourceOptions) ->
     finally:
         if given is not None and not is_used:
             given.close()
+
+
+def _shared_options(options: SourceOptions) -> dict[str, str]:
+    """Return what members of a node group must give alike, in words; nothing is refused here."""
+    layout: Any = options.layout
+    if not isinstance(layout, str | None) or layout in LAYOUT_NAMES:
+        layout = None if layout is None else _facts(read_layout(layout))
+    named = {"layout": layout, "skip": None if options.skip is None else str(options.skip)}
+    others = ("slot_budget", "tp_size", "unit")
+    corpus = options.corpus
+    if corpus is not None:
+        corpus = [str(path) for path in ([corpus] if isinstance(corpus, str | Path) else corpus)]
+    named |= {"corpus": corpus, **{name: getattr(options, name) for name in others}}
+    return {name: repr(value) for name, value in named.items()}
 
 
 def _open_folder(folder: Path, options: SourceOptions) -> RankSource:

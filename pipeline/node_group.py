@@ -50,6 +50,8 @@ class MemberQuestion:
     """A plan or shards: nothing is fetched, and the page cache is shared already."""
     window_bytes: int
     """For blocks that are here or under way."""
+    options: dict[str, str]
+    """Name and value of what else shapes the views, or is held against the source's own."""
 
 
 class NodeGroup:
@@ -97,6 +99,12 @@ class NodeGroup:
                     f"node_group: its members must ask for the same views, but {', '.join(differing)}; pass "
                     "the group of tp / pp peers, which have dp_rank and cp_rank in common"
                 )
+            for name, value in asked[0].options.items():
+                if other.options.get(name) != value:
+                    raise ValueError(
+                        f"node_group: {name}={value} on rank {self._ranks[0]} and "
+                        f"{other.options.get(name)} on rank {rank}; give all members the same {name}"
+                    )
             if (asked[0].source, asked[0].is_folder) != (other.source, other.is_folder):
                 raise ValueError(
                     f"node_group: rank {self._ranks[0]} loads from {asked[0].source}, rank {rank} from "
@@ -124,14 +132,15 @@ class NodeGroup:
         if self.member == 0:
             try:
                 hub = self._make_hub(asked, open_fetcher)
-            except (ValueError, ConnectionError, OSError) as found:
+            except Exception as found:
+                # Whatever it is: the others wait to hear of it.
                 error = found
         address = self._tell(hub, error)
         try:
             fetcher = self._connect(address, hub)
-        except (ValueError, ConnectionError) as found:
+        except Exception as found:
             error = found
-        told = self._gather({"error": None if error is None else str(error)})
+        told = self._gather({"error": None if error is None else str(error) or type(error).__name__})
         failed = [
             f"rank {r}: {one['error']}" for r, one in zip(self._ranks, told, strict=True) if one["error"]
         ]
@@ -169,7 +178,10 @@ class NodeGroup:
             )
             own = {"address": asdict(address)}
         elif error is not None:
-            own = {"error": str(error), "is_connection": isinstance(error, ConnectionError)}
+            own = {
+                "error": str(error) or type(error).__name__,
+                "is_connection": isinstance(error, ConnectionError),
+            }
         leader = self._gather(own)[0]
         if "error" in leader:
             if error is not None:

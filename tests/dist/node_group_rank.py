@@ -143,6 +143,31 @@ def check_members_must_ask_alike(rank):
     assert "same source" in text
 
 
+def check_members_must_give_the_same_options(rank):
+    first = rank.rank // 2 * 2
+    for options in ({"unit": 4}, {"tp_size": 2}, {"slot_budget": 99}, {"layout": "contiguous"}, {"skip": "s"}):
+        ((name, _),) = options.items()
+        text = rank.refused(**({} if rank.is_leader else options))
+        assert f"give all members the same {name}" in text
+        assert f"on rank {first} and" in text
+
+
+def check_any_error_of_the_leader_is_told_to_all(rank):
+    class Broken:
+        def facts(self):
+            raise RuntimeError("a surprise")
+
+        def close(self):
+            pass
+
+    try:
+        rank.load(Broken(), node_group=rank.group)
+    except (RuntimeError if rank.is_leader else ValueError) as error:
+        assert "a surprise" in str(error)  # noqa: PT017 - no pytest here
+        return
+    raise AssertionError("it was opened")
+
+
 def check_an_error_of_the_leader_is_told_to_all(rank):
     text = rank.refused(cp=(0, 4))
     assert "--cp 4" in text
