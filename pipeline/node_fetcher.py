@@ -13,6 +13,7 @@ import socket
 import threading
 from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -180,7 +181,8 @@ class NodeFetcher:
         try:
             while True:
                 self._take(*read_message(self._end))
-        except (EOFError, ValueError) as error:
+        except Exception as error:
+            # Whatever it was, nobody reads on: no future may wait for it.
             self._is_over(error)
         finally:
             self._end.close()
@@ -196,7 +198,7 @@ class NodeFetcher:
             return
         try:
             future.set_result(self._outcome(kind, number, body, request))
-        except (ValueError, ConnectionError) as error:
+        except Exception as error:
             future.set_exception(error)
 
     def _outcome(self, kind: int, number: int, body: bytes, request: BlockRequest | None) -> Any:
@@ -230,9 +232,10 @@ class NodeFetcher:
             asked = list(self._asked.values())
             self._asked.clear()
         self._outbox.put(None)
-        if is_wanted:
-            # Killed, most likely: what it left is in nobody's use.
-            sweep()
         for _, future in asked:
             if future.set_running_or_notify_cancel():
                 future.set_exception(ConnectionError(self._gone))
+        if is_wanted:
+            # Killed, most likely: what it left is in nobody's use.
+            with suppress(OSError):
+                sweep()

@@ -30,7 +30,7 @@ from ringfeed.pipeline.node_questions import NodeQuestions
 from ringfeed.pipeline.node_shelf import Cancel, Fetch, Free, Serve, Shelf, Want
 from ringfeed.pipeline.node_wire import Outbox, Reply, Say, read_message, send_all, status_body, trouble_body
 from ringfeed.pipeline.shm_files import BlockFolder
-from ringfeed.pipeline.shm_slots import SlotPool
+from ringfeed.pipeline.shm_slots import SlotPool, file_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -47,7 +47,6 @@ SOCKET = "members.sock"
 _LOG = logging.getLogger("ringfeed.node")
 _TICK_SECONDS = 1.0
 _LINGER_SECONDS = 10.0
-_NO_BUDGET = 1 << 62
 _Tasks: TypeAlias = "queue.SimpleQueue[Callable[[], None] | None]"
 
 
@@ -81,10 +80,10 @@ class NodeHub:
         facts = fetcher.facts()
         self._grid = BlockGrid.of(facts, options.place, options.columns)
         reach = max(2 * self._grid.batches_per_block, options.budget // self._grid.batch_bytes)
-        self._shelf = Shelf(
-            len(options.members), budget=options.budget, reach=reach, patience=options.patience
-        )
-        self.folder = BlockFolder(budget=_NO_BUDGET)
+        count, patience = len(options.members), options.patience
+        self._shelf = Shelf(count, budget=options.budget, reach=reach, patience=patience)
+        # A member that has nothing gets a block whatever is there; what nobody uses is trimmed.
+        self.folder = BlockFolder(budget=1 << 62)
         self._pool = SlotPool(self.folder)
         self._lock = threading.Lock()
         self._outboxes: dict[int, Outbox] = {}
@@ -200,7 +199,7 @@ class NodeHub:
             number=number,
             request=whole,
             index=self._grid.index(request.first_step, request.first_micro_batch),
-            size=self._grid.bytes_of(whole),
+            size=file_bytes(self._grid.bytes_of(whole)),
         )
         with self._lock:
             self._do(self._shelf.ask(want, time.monotonic()))
@@ -216,6 +215,7 @@ class NodeHub:
                     self._fetching.pop(ticket).cancel()
                 case Fetch(ticket, want):
                     self._fetch(ticket, want)
+        self._pool.trim(self._options.budget)
 
     def _fetch(self, ticket: int, want: Want) -> None:
         future = self._fetching[ticket] = self._begin(want.request)
@@ -235,17 +235,19 @@ class NodeHub:
             self._to_write.put(partial(self._put, ticket, done))
 
     def _put(self, ticket: int, done: Future[EncodedBlock]) -> None:
-        error = done.exception()
-        note = None if error is not None else self._pool.write(done.result())
+        note, error = None, done.exception()
+        try:
+            note = None if error else self._pool.write(done.result())
+        except Exception as found:
+            error = found
         with self._lock:
             self._fetching.pop(ticket, None)
             if note is not None:
-                self._do(self._shelf.arrived(ticket, note, time.monotonic()))
+                size = self._pool.bytes_of(note)
+                self._do(self._shelf.arrived(ticket, note, time.monotonic(), size=size))
                 return
             waiting, actions = self._shelf.failed(ticket, time.monotonic())
-            body = trouble_body(
-                error or ConnectionError(f"no room for a block under {self.folder.path_of('')}")
-            )
+            body = trouble_body(error or ConnectionError(f"no room under {self.folder.path_of('')}"))
             for member, number in waiting:
                 self._tell(member, Reply.ERROR, number, body)
             self._do(actions)
@@ -255,10 +257,10 @@ class NodeHub:
             return
         error = done.exception()
         with self._lock:
-            if error is not None:
-                self._tell(member, Reply.ERROR, number, trouble_body(error))
-            else:
+            if error is None:
                 self._tell(member, Reply.FACTS, number, done.result().header)
+            else:
+                self._tell(member, Reply.ERROR, number, trouble_body(error))
 
     def _tell_now(self, member: int, number: int, kind: Reply, body: bytes) -> None:
         with self._lock:

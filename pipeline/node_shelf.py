@@ -158,12 +158,12 @@ class Shelf:
             block.waiting = [entry for entry in block.waiting if entry[0] != member]
         return self._settle(now)
 
-    def arrived(self, ticket: int, note: SlotNote, now: float) -> list[Action]:
-        """A block is in a file."""
+    def arrived(self, ticket: int, note: SlotNote, now: float, *, size: int) -> list[Action]:
+        """A block is in a file, which takes ``size`` bytes."""
         block = self._find(ticket)
         if block is None:
             return [Free(note.name, is_clean=True)]
-        block.note, block.size = note, note.size
+        block.note, block.size = note, size
         return self._settle(now)
 
     def failed(self, ticket: int, now: float) -> tuple[list[tuple[int, int]], list[Action]]:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from ringfeed.pipeline.shm_files import BlockFolder
 
-__all__ = ["SlotMaps", "SlotNote", "SlotPool"]
+__all__ = ["SlotMaps", "SlotNote", "SlotPool", "file_bytes"]
 
 _HEAD = struct.Struct("<8sQQ")
 _MAGIC = b"RFBLOCK1"
@@ -99,7 +99,26 @@ class SlotPool:
         batch = block.to_batch()
         size = batch.schema.serialize().size + pa.ipc.get_record_batch_size(batch) + _END_BYTES
         slot = self._take(_HEAD_BYTES + size)
-        return None if slot is None else slot.write(batch)
+        if slot is None:
+            return None
+        try:
+            return slot.write(batch)
+        except BaseException:
+            self.drop(slot.path.name)
+            raise
+
+    def bytes_of(self, note: SlotNote) -> int:
+        """Return what the file of a block takes, which may have held a larger one; 0 if it is gone."""
+        with self._folder.lock:
+            slot = self._used.get(note.name)
+            return 0 if slot is None else slot.capacity
+
+    def trim(self, most: int) -> None:
+        """Remove files that nobody uses while all of the folder take more than ``most`` bytes."""
+        while self._folder.bytes_held > most:
+            with self._folder.lock:
+                if not self._give_one():
+                    return
 
     def free(self, name: str) -> None:
         """Say that no rank refers to the block in a file any more."""
@@ -209,6 +228,11 @@ class SlotMaps:
         except (OSError, ValueError) as error:
             raise CorruptDataError(f"{path} is no block: {error}") from None
         return self._maps[name]
+
+
+def file_bytes(size: int) -> int:
+    """Return what the file of a block takes that has ``size`` bytes as an Arrow stream."""
+    return _rounded(_HEAD_BYTES + size)
 
 
 def _rounded(size: int) -> int:

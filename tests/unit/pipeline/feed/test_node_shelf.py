@@ -24,6 +24,7 @@ class Group:
         self.files: dict[str, int] = {}
         self.had: dict[int, dict[int, int]] = {member: {} for member in range(members)}
         self.unclean: list[str] = []
+        self.file_size = SIZE
 
     def ask(self, member, index):
         number = next(self.numbers)
@@ -44,7 +45,8 @@ class Group:
             del self.fetching[ticket]
             name = f"file-{ticket}"
             self.files[name] = index
-            self.do(self.shelf.arrived(ticket, SlotNote(name=name, generation=1, size=SIZE), self.now))
+            note = SlotNote(name=name, generation=1, size=SIZE)
+            self.do(self.shelf.arrived(ticket, note, self.now, size=self.file_size))
 
     def wait(self, seconds):
         self.now += seconds
@@ -162,7 +164,7 @@ def test_a_fetch_that_nobody_wants_any_more_is_cancelled_and_late_blocks_go():
     group.let_go(0, number)
     assert not group.fetching
     late = SlotNote(name="late", generation=1, size=SIZE)
-    assert group.shelf.arrived(ticket, late, 0.0) == [Free("late", is_clean=True)]
+    assert group.shelf.arrived(ticket, late, 0.0, size=SIZE) == [Free("late", is_clean=True)]
 
 
 def test_a_failure_is_told_to_all_that_wait_and_the_block_may_be_asked_for_again():
@@ -199,6 +201,16 @@ def test_a_seek_gives_up_what_was_left_for_others():
     assert sorted(group.files.values()) == [10, 11]
     group.ask(0, 0)
     assert not group.files
+
+
+def test_a_block_counts_what_its_file_takes():
+    group = Group(1)
+    group.file_size = 2 * SIZE
+    for index in range(3):
+        group.ask(0, index)
+        group.arrive()
+    assert group.fetched == [0, 1]
+    assert group.shelf.bytes_used() == 4 * SIZE
 
 
 def test_members_of_any_speed_get_all_blocks_in_order_within_the_budget():
