@@ -60,6 +60,8 @@ class MemberStatus:
     name: str
     role: str
     phase: str
+    life: int
+    """Rises with every start of any member; -1 before its first."""
     pid: int | None
     """Of its process on its node, once it is ready."""
     node_id: str | None
@@ -140,13 +142,12 @@ class Service:
 
     def status(self) -> ServiceStatus:
         """Say who is there."""
-        loop = self._loop
-        members = () if loop is None else loop.members()
+        seen = None if self._loop is None else self._loop.status
         return ServiceStatus(
             url=self.url,
             ray_url=self.ray_url,
-            members=tuple(_status(member, pid) for member, pid in members),
-            num_restarts={} if loop is None else loop.num_restarts,
+            members=() if seen is None else tuple(_status(member, pid) for member, pid in seen.members),
+            num_restarts={} if seen is None else dict(seen.num_restarts),
         )
 
     def wait(self, seconds: float | None = None) -> bool:
@@ -259,6 +260,7 @@ def _status(member: MemberView, pid: int | None) -> MemberStatus:
         name=member.name,
         role=str(member.role),
         phase=str(member.phase),
+        life=member.life,
         pid=pid,
         node_id=member.node_id,
         num_restarts=member.num_restarts,

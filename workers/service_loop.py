@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -31,18 +31,28 @@ from ringfeed.workers.service_actor import ServiceHello
 from ringfeed.workers.service_crew import loss_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from ringfeed.workers.members import MemberView
     from ringfeed.workers.service_crew import Crew, Life
     from ringfeed.workers.supervisor import Supervisor
 
-__all__ = ["ServiceLoop"]
+__all__ = ["LoopStatus", "ServiceLoop"]
 
 _LOG = logging.getLogger("ringfeed.service")
 _TICK_SECONDS = 0.2
 _NODES_SECONDS = 1.0
 _LEAVE_SECONDS = 3.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoopStatus:
+    """The members of a service at one time."""
+
+    members: tuple[tuple[MemberView, int | None], ...]
+    """Each with its process, if it is ready."""
+    num_restarts: Mapping[str, int]
+    """Members that were started again, by role."""
 
 
 class ServiceLoop:
@@ -77,6 +87,8 @@ class ServiceLoop:
         self._thread = threading.Thread(target=self._run, name="ringfeed-supervisor", daemon=True)
         self.roster = Roster(version=0, facts_json=facts.to_json())
         """Who is there now; replaced whole, so any thread may look."""
+        self.status = LoopStatus(members=(), num_restarts={})
+        """Replaced whole, too: supervisor and lives are the loop's thread's alone."""
         self.is_up = threading.Event()
         """Set when ranks are served for the first time."""
         self.has_ended = threading.Event()
@@ -93,17 +105,6 @@ class ServiceLoop:
         if self._thread.ident is not None:
             self._thread.join()
 
-    def members(self) -> list[tuple[MemberView, int | None]]:
-        """Return the members and the process of each that is ready."""
-        lives = list(self._lives.values())
-        pids = {life.start.life: life.said.pid for life in lives if life.said is not None}
-        return [(member, pids.get(member.life)) for member in self._supervisor.members]
-
-    @property
-    def num_restarts(self) -> dict[str, int]:
-        """Members that were started again, by role."""
-        return {str(role): count for role, count in self._supervisor.num_restarts.items()}
-
     def _run(self) -> None:
         try:
             while not self._stop.is_set() and self.error is None:
@@ -115,6 +116,7 @@ class ServiceLoop:
                         self._end(self._lives[action.life], None)
                 self._plan_on()
                 self._hear()
+                self._show()
                 self._check()
         except JobFailedError as error:
             # Without Ray every call of it waits for long; its processes end with it.
@@ -132,7 +134,7 @@ class ServiceLoop:
             nodes = self._crew.nodes()
             if nodes is not None:
                 self._supervisor.see_nodes(nodes)
-            self._metrics.see_restarts(self.num_restarts)
+            self._metrics.see_restarts(self.status.num_restarts)
 
     def _plan_on(self) -> None:
         ready = [life for life in self._lives.values() if life.said is not None]
@@ -228,6 +230,13 @@ class ServiceLoop:
         for life in lives:
             if isinstance(life.said, ServiceHello):
                 self._telling = self._crew.tell(life, self.roster)
+
+    def _show(self) -> None:
+        """Let other threads see how the members are."""
+        pids = {life.start.life: life.said.pid for life in self._lives.values() if life.said is not None}
+        restarts = {str(role): count for role, count in self._supervisor.num_restarts.items()}
+        members = tuple((member, pids.get(member.life)) for member in self._supervisor.members)
+        self.status = LoopStatus(members=members, num_restarts=restarts)
 
     def _check(self) -> None:
         """See whether the service is up, or cannot be."""

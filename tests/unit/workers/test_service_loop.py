@@ -1,7 +1,8 @@
 """The supervisor's loop where no Ray is needed; with one it is tested in tests/ray/test_service.py."""
 
+import threading
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from ray.exceptions import RayTaskError
@@ -45,6 +46,28 @@ def ended(crew: Any):
 def test_a_service_without_its_ray_ends_at_once_and_says_so():
     trouble = JobFailedError("the Ray node of this process is dead")
     assert ended(Crew(trouble=trouble)) is trouble
+
+
+def test_another_thread_sees_how_members_are_without_asking_the_supervisor():
+    class Watched(Supervisor):
+        askers: ClassVar[set[str]] = set()
+
+        @property
+        def members(self):
+            self.askers.add(threading.current_thread().name)
+            return super().members
+
+    crew: Any = Crew(error=ValueError("no room"))
+    loop = ServiceLoop(Watched(num_builders=1), crew, FACTS, tell=lambda text: text)
+    before = loop.status
+    loop.start()
+    assert loop.has_ended.wait(30)
+    assert before.members == ()
+    [(builder, pid), (service, _)] = loop.status.members
+    assert (builder.name, service.name, pid) == ("builder-0", "service", None)
+    assert builder.life > 1
+    assert loop.status.num_restarts["builder"] == builder.num_restarts
+    assert Watched.askers == {"ringfeed-supervisor"}
 
 
 @pytest.mark.parametrize("kind", [ValueError, CorruptDataError])
