@@ -40,8 +40,9 @@ if TYPE_CHECKING:
     from ringfeed.pipeline.progress import Progress
     from ringfeed.workers.block_builder import PlanOpener
     from ringfeed.workers.members import MemberView
+    from ringfeed.workers.ray_session import RaySession
     from ringfeed.workers.service_loop import ServiceLoop
-    from ringfeed.workers.service_options import ServiceOptions
+    from ringfeed.workers.service_options import NodeBudget, ServiceOptions
 
 __all__ = ["MemberStatus", "Service", "ServiceStatus"]
 
@@ -94,6 +95,7 @@ class Service:
         self._end = ExitStack()
         self._loop: ServiceLoop | None = None
         self._directory: FlightServer | None = None
+        self._num_planners = 0
         self._stopping = threading.Lock()
         self.ray_address = ""
         """What ``RAY_ADDRESS`` must be for ranks that load from ``ray_url``."""
@@ -183,31 +185,54 @@ class Service:
         on_connected: Callable[[], object],
     ) -> None:
         options = self._options
-        num_planners = _announce(options.plan_from)
+        self._num_planners = _announce(options.plan_from)
         opener = open_checked(options.views)
         facts = _facts_of(opener, options.block_bytes)
         budget = options.budget(max(options.block_bytes, facts.local_tokens * _TOKEN_BYTES))
-        directory = DirectorySupply(facts)
-        server = options.directory
-        if is_wildcard(server.host) and server.public_host is None:
-            server = replace(server, public_host=socket.getfqdn())
         # The port before anything that takes time.
-        self._directory = FlightServer(
-            directory, server, feeders=lambda: directory.roster().feeders, compare=directory.compare
-        )
-        self._end.enter_context(self._directory)
-        self._end.callback(_sweep_shared_memory)
+        directory = self._listen(facts)
         _check_wanted(is_unwanted)
-        cpus, store = options.num_builders + num_planners, budget.store_bytes
+        cpus, store = options.num_builders + self._num_planners, budget.store_bytes
         session = self._end.enter_context(
             ray_session(num_cpus=cpus, object_store_bytes=store, metrics_port=options.metrics_port)
         )
         on_connected()
         tell(f"serve: {options.num_builders} builders on Ray ({session.address})")
+        self._loop = loop = self._make_loop(opener, facts, budget, session, tell)
+        directory.follow(loop, options)
+        self._end.callback(loop.stop)
+        loop.start()
+        while not loop.is_up.wait(_NOTICE_SECONDS):
+            self.wait(0)
+            _check_wanted(is_unwanted)
+
+    def _listen(self, facts: FeedFacts) -> DirectorySupply:
+        """Serve a directory, which has nobody in it yet."""
+        directory = DirectorySupply(facts)
+        server = self._options.directory
+        if is_wildcard(server.host) and server.public_host is None:
+            server = replace(server, public_host=socket.getfqdn())
+        self._directory = FlightServer(
+            directory, server, feeders=lambda: directory.roster().feeders, compare=directory.compare
+        )
+        self._end.enter_context(self._directory)
+        self._end.callback(_sweep_shared_memory)
+        return directory
+
+    def _make_loop(
+        self,
+        opener: PlanOpener,
+        facts: FeedFacts,
+        budget: NodeBudget,
+        session: RaySession,
+        tell: Callable[[str], object],
+    ) -> ServiceLoop:
+        """Say who is to be there; nobody is started yet."""
         # Imports ray, whose settings the session has just made.
         from ringfeed.workers.service_crew import Crew, connected_address
         from ringfeed.workers.service_loop import ServiceLoop
 
+        options = self._options
         settings = BuilderSettings(
             open_source=opener,
             block_bytes=options.block_bytes,
@@ -215,17 +240,13 @@ class Service:
             service=options.name,
         )
         crew = Crew(options, settings, budget, variables={} if session.address == "local" else WORKER_THREADS)
-        supervisor = Supervisor(
-            num_builders=options.num_builders, num_planners=num_planners, feeder_node=crew.feeder_node
-        )
         self.ray_address = connected_address()
-        self._loop = loop = ServiceLoop(supervisor, crew, facts, tell=tell)
-        directory.follow(loop, options)
-        self._end.callback(loop.stop)
-        loop.start()
-        while not loop.is_up.wait(_NOTICE_SECONDS):
-            self.wait(0)
-            _check_wanted(is_unwanted)
+        supervisor = Supervisor(
+            num_builders=options.num_builders,
+            num_planners=self._num_planners,
+            feeder_node=crew.feeder_node,
+        )
+        return ServiceLoop(supervisor, crew, facts, tell=tell)
 
 
 def _announce(plan_from: PlanOptions | None) -> int:
