@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -34,7 +35,6 @@ from ringfeed.pipeline.planner.options import Balance, BlockLimits, PlanOptions
 from ringfeed.pipeline.planner.rows import window_rows
 from ringfeed.pipeline.planner.run import run_plan
 from ringfeed.pipeline.planner.snapshots import Snapshot
-from ringfeed.pipeline.planner.stream import StreamPieces
 from ringfeed.pipeline.planner.windows import WindowStart, plan_windows
 from ringfeed.pipeline.planner.writer import PlanWriter, WriteRule
 from ringfeed.pipeline.recipe import SourceRef
@@ -191,9 +191,7 @@ def bench_format(num_windows: int) -> None:
         options = plan_options(folder, "best_fit", pack_tokens=PACK_TOKENS, packs_per_step=32)
         lane = LaneCursor(block=table.num_documents // 65_536 // 2)
         middle = StreamCursor(sources=(SourceCursor(lanes=(lane,)),))
-        start = WindowStart(
-            cursor=middle, drawn_slots=0, planned_slots=0, first_step=0, carried=StreamPieces.concat([])
-        )
+        start = replace(WindowStart.beginning(), cursor=middle)
         snapshot = Snapshot(window=start, steps_done=0, chain="00" * 16)
         rule = WriteRule(limits=BlockLimits(), overflow=options.overflow)
         writer = PlanWriter(folder, rule=rule, number=0, snapshot=snapshot)

@@ -16,7 +16,7 @@ from ringfeed.pipeline.mixture_recipe import MixtureRecipe
 
 __all__ = ["PLANNER_VERSION", "Recipe", "RecipeSegment", "SourceRef"]
 
-PLANNER_VERSION = 1
+PLANNER_VERSION = 2
 """Raised whenever the same options would give other steps."""
 
 

@@ -75,8 +75,11 @@ class PoolSources:
 
     sources: Int64
     """int64 [P]"""
-    weights: Int64
-    """int64 [S], what of the pool's tokens each source should have; any unit."""
+    places: Int64
+    """int64 [B + 1], slots of the stream before each stretch of it, from where steps have come to on; and
+    all that were drawn."""
+    drawn: Int64
+    """int64 [B, S], tokens that were drawn in each stretch, whether the pool has them or steps."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,7 +96,7 @@ class Pool:
     planned_slots: int
     """Slots of all pieces in steps so far."""
     mixed: PoolSources | None = None
-    """None where sources have no shares in tokens to keep."""
+    """None where all pieces come from one source."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -116,7 +116,7 @@ def choose_packs(skeletons: Skeletons, rules: Rules, supply: Supply, short_units
     firsts = np.empty(num_runs, np.int64)
     runs = np.empty((num_runs, rules.run), np.int64)
     for turn in range(num_runs):
-        seed = _seed(skeletons.ages[order], alive, unserved, rules)
+        seed = _seed(skeletons, order, alive, unserved, rules)
         places = np.flatnonzero(alive)
         left = num_runs - turn
         allowed = _allowed(places, seed, unserved, rules)
@@ -145,17 +145,20 @@ def _ready(skeletons: Skeletons, rules: Rules, supply: Supply) -> Flags:
 
 
 @njit(cache=True, nogil=True)
-def _seed(ages: Int64, alive: Flags, unserved: Flags, rules: Rules) -> int:
+def _seed(skeletons: Skeletons, order: Int64, alive: Flags, unserved: Flags, rules: Rules) -> int:
     """Return the place of the oldest skeleton that must be in the next run, or -1.
 
-    One that is nearly as old as the window goes first; younger ones where a part is not served yet.
+    One that is nearly as old as the window goes first; younger ones where a part is not served yet, the later
+    the further their sources are ahead.
     """
-    critical, old = rules.window * TICKS * 9 // 10, rules.window * TICKS * 7 // 10
+    old, more = rules.window * TICKS * 7 // 10, rules.window * TICKS // 5
     seed = -1
-    for place in range(len(ages)):
-        if not alive[place] or ages[place] < old or (seed >= 0 and ages[place] <= ages[seed]):
+    for place in range(len(order)):
+        age = skeletons.ages[order[place]]
+        if not alive[place] or age < old or (seed >= 0 and age <= skeletons.ages[order[seed]]):
             continue
-        if ages[place] >= critical or unserved[place]:
+        burden = min(rules.plain, max(0, skeletons.burdens[order[place]]))
+        if age >= old + more or (unserved[place] and age >= old + more * burden // rules.plain):
             seed = place
     return seed
 

@@ -1,11 +1,11 @@
 """Sources keep their shares though long documents are moved: exchanges with pieces of other sources.
 
-In:   the long pieces of a step and the pool (``slate_stock.py``), the weights of a mixture (``packing.py``)
+In:   the long pieces of a step and the pool (``slate_stock.py``), what was drawn (``drawn_tokens.py``)
 Out:  the same step with pieces of nearly the same cost, from sources that are behind
 
-What was drawn has the shares of the mixture, to a few documents. What was drawn is either in steps or in the
-pool. So a source has got more than its share of the steps by as much as it has less than that of the pool:
-nothing has to be remembered from step to step.
+Steps should hold what the draw took, up to as many slots as they have, whatever rule it follows: weights, a
+schedule of them, sources that drop out. What was drawn is either in steps or in the pool. So a source is
+ahead by as much as the pool has less of it than was drawn after those slots.
 """
 
 from typing import NamedTuple
@@ -14,6 +14,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from ringfeed.pipeline.planner.packing import Pool, Shape
 from ringfeed.pipeline.planner.slate_choice import Skeletons
 from ringfeed.pipeline.planner.slate_stock import (
     IN_POOL,
@@ -21,10 +22,11 @@ from ringfeed.pipeline.planner.slate_stock import (
     Rules,
     StepPacks,
     Stock,
+    Supply,
     exchange,
 )
 
-__all__ = ["SourceParts", "burden_skeletons", "force_shares", "keep_shares"]
+__all__ = ["SourceParts", "burden_skeletons", "force_shares", "keep_shares", "source_parts"]
 
 Int64 = NDArray[np.int64]
 
@@ -45,29 +47,53 @@ class SourceParts(NamedTuple):
     """int64 [P]"""
     tokens: Int64
     """int64 [P], real tokens."""
-    weights: Int64
-    """int64 [S], what of the pool each source should be; any unit."""
+    units: int
+    """Of all pieces together."""
+    step_tokens: int
+    """Tokens of a step, about."""
+    places: Int64
+    """int64 [B + 1], units of the stream between the first step and each stretch of it, and its end."""
+    later: Int64
+    """int64 [B + 1, S], tokens of each source that were drawn from each place on."""
+
+
+def source_parts(pool: Pool, shape: Shape) -> SourceParts | None:
+    """Return where the pieces of a pool come from, None where it is one source."""
+    mixed = pool.mixed
+    if mixed is None:
+        return None
+    tokens = pool.stream.pieces.lengths
+    slots = int(pool.stream.slots.sum())
+    later = np.zeros((len(mixed.drawn) + 1, mixed.drawn.shape[1]), np.int64)
+    later[:-1] = np.cumsum(mixed.drawn[::-1], axis=0)[::-1]
+    return SourceParts(
+        mixed.sources,
+        tokens,
+        slots // shape.multiple,
+        int(tokens.sum()) * shape.packs_per_step * shape.pack_tokens // max(1, slots),
+        (mixed.places - pool.planned_slots) // shape.multiple,
+        later,
+    )
 
 
 @njit(cache=True, nogil=True)
 def burden_skeletons(stock: Stock, skeletons: Skeletons, rules: Rules, parts: SourceParts) -> None:
     """Make skeletons dearer whose sources are ahead, so that the choice prefers others: ``burdens``."""
     ahead = _ahead(stock, 0, parts)
-    in_step = max(1, parts.tokens.sum() // (rules.window + 1))
     for j in range(len(skeletons.of_long)):
         if skeletons.of_long[j] >= 0:
             # In 1/1024 of a step.
-            part = ahead[parts.sources[stock.longs.pieces[j]]] * 1024 // in_step
+            part = ahead[parts.sources[stock.longs.pieces[j]]] * 1024 // parts.step_tokens
             cost = _BURDEN * stock.longs.sizes[j] * rules.filler // 1024
             skeletons.burdens[skeletons.of_long[j]] += cost * part // 1024
 
 
 @njit(cache=True, nogil=True)
-def keep_shares(stock: Stock, packs: StepPacks, rules: Rules, parts: SourceParts) -> None:
+def keep_shares(stock: Stock, packs: StepPacks, rules: Rules, supply: Supply, parts: SourceParts) -> None:
     """Exchange pieces of sources that the step would put ahead for such of nearly their cost from others."""
     longs = stock.longs
-    ahead = _ahead(stock, packs.rooms.sum(), parts)
-    enough = parts.tokens.sum() // (64 * (rules.window + 1))
+    ahead = _ahead(stock, packs.rooms.sum() * supply.share // 1024, parts)
+    enough = parts.step_tokens // 64
     chosen = np.flatnonzero(longs.places >= 0)
     for _ in range(_EXCHANGES):
         if np.abs(ahead).max() < enough:
@@ -90,16 +116,16 @@ def keep_shares(stock: Stock, packs: StepPacks, rules: Rules, parts: SourceParts
 
 
 @njit(cache=True, nogil=True)
-def force_shares(stock: Stock, packs: StepPacks, rules: Rules, parts: SourceParts) -> None:
+def force_shares(stock: Stock, packs: StepPacks, rules: Rules, supply: Supply, parts: SourceParts) -> None:
     """Where a source would still be far ahead or behind, exchange pieces whatever they cost.
 
-    Any thousand steps then have the shares of the mixture to within 0.1 point, a whole step: what is drawn
-    has them, and the pool before and after those steps is off by a third of a step each.
+    Any thousand steps then have the shares that were drawn to within 0.1 point, a whole step: a source is off
+    by a third of a step each where they begin and end.
     """
     longs = stock.longs
-    limit = parts.tokens.sum() // (rules.window + 1) * _FAR_OFF[0] // _FAR_OFF[1]
+    limit = parts.step_tokens * _FAR_OFF[0] // _FAR_OFF[1]
     for _ in range(_EXCHANGES):
-        ahead = _ahead(stock, packs.rooms.sum(), parts)
+        ahead = _ahead(stock, packs.rooms.sum() * supply.share // 1024, parts)
         if np.abs(ahead).max() <= limit:
             break
         old, new = _best_change(stock, packs, rules, parts, ahead)
@@ -145,21 +171,31 @@ def _ahead(stock: Stock, room: int, parts: SourceParts) -> Int64:
         parts: of the pool.
     """
     longs, shorts = stock.longs, stock.shorts
-    left = np.zeros(len(parts.weights), np.int64)
+    left, taken = np.zeros(parts.later.shape[1], np.int64), parts.units
     for j in range(len(longs.places)):
         if longs.places[j] == IN_POOL:
             left[parts.sources[longs.pieces[j]]] += parts.tokens[longs.pieces[j]]
+            taken -= longs.sizes[j]
     for i in range(stock.clock[3], len(shorts.packs)):
         if shorts.packs[i] == IN_POOL:
             # The step's room goes to the first short pieces.
             if room < shorts.sizes[i]:
                 left[parts.sources[shorts.pieces[i]]] += parts.tokens[shorts.pieces[i]]
+                taken -= shorts.sizes[i]
             room -= shorts.sizes[i]
-    unit = parts.weights.sum()
-    # Not times the sum at once: that would be beyond int64.
-    whole, rest = left.sum() // unit, left.sum() % unit
-    wanted: Int64 = parts.weights * whole + parts.weights * rest // unit
-    return np.asarray(wanted - left, dtype=np.int64)
+    return _drawn_after(taken, parts) - left
+
+
+@njit(cache=True, nogil=True)
+def _drawn_after(units: int, parts: SourceParts) -> Int64:
+    """Return the tokens of each source that were drawn after so many units of the stream: int64 [S]."""
+    end = int(np.searchsorted(parts.places, units, side="right"))
+    if end == len(parts.places):
+        return np.zeros(parts.later.shape[1], np.int64)
+    # In 2^-20 of the stretch.
+    part = ((parts.places[end] - units) << 20) // (parts.places[end] - parts.places[end - 1])
+    inside = parts.later[end - 1] - parts.later[end]
+    return np.asarray(parts.later[end] + (inside * part >> 20), dtype=np.int64)
 
 
 @njit(cache=True, nogil=True)

@@ -27,7 +27,13 @@ from ringfeed.pipeline.planner.packing import Packing, Pool, Shape, cut_slates, 
 from ringfeed.pipeline.planner.slate_age import take_old
 from ringfeed.pipeline.planner.slate_choice import choose_packs, make_skeletons
 from ringfeed.pipeline.planner.slate_fill import due_units, fill_packs, fill_the_empty
-from ringfeed.pipeline.planner.slate_shares import SourceParts, burden_skeletons, force_shares, keep_shares
+from ringfeed.pipeline.planner.slate_shares import (
+    SourceParts,
+    burden_skeletons,
+    force_shares,
+    keep_shares,
+    source_parts,
+)
 from ringfeed.pipeline.planner.slate_stock import (
     IN_POOL,
     TICKS,
@@ -83,9 +89,7 @@ def _pack_portion(pool: Pool, shape: Shape) -> _Portion:
     """Pack a quarter of the window's steps; fewer where nothing is left."""
     stream = pool.stream
     stock, rules = make_stock(pool, shape)
-    parts = None
-    if pool.mixed is not None:
-        parts = SourceParts(pool.mixed.sources, stream.pieces.lengths, pool.mixed.weights)
+    parts = source_parts(pool, shape)
     num_packs: list[int] = []
     while is_any_left(stock) and len(num_packs) < shape.steps_at_once:
         num_packs.append(_pack_step(stock, rules, parts, first_pack=sum(num_packs)))
@@ -165,10 +169,10 @@ def _pack_step(stock: Stock, rules: Rules, parts: SourceParts | None, *, first_p
     longs.places[live] = numbers[skeletons.of_long[live]]
     take_old(longs, packs, rules, supply)
     if parts is not None:
-        keep_shares(stock, packs, rules, parts)
+        keep_shares(stock, packs, rules, supply, parts)
     level_slates(longs, packs, rules, supply)
     if parts is not None:
-        force_shares(stock, packs, rules, parts)
+        force_shares(stock, packs, rules, supply, parts)
     move_to_packs(stock, packs)
     fill_packs(stock, packs, rules, supply)
     fill_the_empty(stock, packs, rules)

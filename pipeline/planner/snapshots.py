@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from ringfeed.pipeline.manifest import CorruptDataError, FileEntry, canonical_json, check_file
 from ringfeed.pipeline.plan_blocks import SNAPSHOT_KEY, snapshot_name
 from ringfeed.pipeline.planner.cursors import StreamCursor
+from ringfeed.pipeline.planner.drawn_tokens import DrawnTokens
 from ringfeed.pipeline.planner.stream import StreamPieces
 from ringfeed.pipeline.planner.windows import WindowStart
 from ringfeed.pipeline.staging import write_atomically
@@ -59,6 +60,7 @@ def write_snapshot(path: Path, snapshot: Snapshot) -> None:
         "cursor": window.cursor.to_json(),
         "drawn_slots": window.drawn_slots,
         "planned_slots": window.planned_slots,
+        "drawn": window.drawn.to_json(),
         "first_step": window.first_step,
         "steps_done": snapshot.steps_done,
         "chain": snapshot.chain,
@@ -138,6 +140,7 @@ def _decode(state: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Sna
         planned_slots=state["planned_slots"],
         first_step=state["first_step"],
         carried=StreamPieces(pieces, arrays["slots"], arrays["arrivals"], arrays["arrival_steps"]),
+        drawn=DrawnTokens.from_json(state["drawn"]),
     )
     finished, losses = (
         None if state.get(name) is None else FileEntry(**state[name]) for name in ("finished", "losses")

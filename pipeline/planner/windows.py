@@ -14,12 +14,12 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from ringfeed.pipeline.mixture_recipe import MixtureUnit
 from ringfeed.pipeline.planner.arrival import note_arrival_steps
 from ringfeed.pipeline.planner.block_feed import BlockFeed
 from ringfeed.pipeline.planner.cursors import StreamCursor
 from ringfeed.pipeline.planner.documents import DocumentTable
 from ringfeed.pipeline.planner.draw_rules import draw_rules, open_feed, rule_at
+from ringfeed.pipeline.planner.drawn_tokens import DrawnTokens
 from ringfeed.pipeline.planner.options import PlanOptions
 from ringfeed.pipeline.planner.packing import Packing, Pool, PoolSources, Shape
 from ringfeed.pipeline.planner.piece_stream import DrawRule, PieceStream, PoolPlace
@@ -45,6 +45,8 @@ class WindowStart:
     first_step: int
     """The window's first step."""
     carried: StreamPieces
+    drawn: DrawnTokens
+    """Of the stream from ``planned_slots`` on; none where all pieces come from one source."""
 
     @classmethod
     def beginning(cls) -> "WindowStart":
@@ -55,6 +57,7 @@ class WindowStart:
             planned_slots=0,
             first_step=0,
             carried=StreamPieces.concat([]),
+            drawn=DrawnTokens.none(),
         )
 
 
@@ -117,7 +120,9 @@ def _windows(
         new, losses = stream.take(packer.pool_slots - carried_slots, rule=rule, place=place)
         final = carried_slots + int(new.slots.sum()) < packer.pool_slots
         pieces = StreamPieces.concat([start.carried, new])
-        mixed = _pool_sources(pieces, rule, documents, start.first_step, options.window)
+        drawn, mixed = start.drawn, None
+        if rule.mixture.num_sources > 1:
+            drawn, mixed = _note_drawn(start, pieces, documents, step_slots=packer.step_slots)
         pool = Pool(pieces, len(start.carried), final, start.first_step, start.planned_slots, mixed)
         packing = packer.pack(pool)
         num_packs = len(packing.offsets) - 1
@@ -125,12 +130,14 @@ def _windows(
         if redraw is not None:
             packing = redraw(packing, first_packs, first_step=start.first_step)
         packing, window_slots = note_arrival_steps(packing, first_packs, pool, step_slots=packer.step_slots)
+        planned_slots = start.planned_slots + window_slots
         after = WindowStart(
             cursor=stream.cursor,
             drawn_slots=stream.drawn_slots,
-            planned_slots=start.planned_slots + window_slots,
+            planned_slots=planned_slots,
             first_step=start.first_step + len(first_packs) - 1,
             carried=packing.carried,
+            drawn=drawn.since(planned_slots // packer.step_slots),
         )
         yield Window(start, packing, first_packs, losses, after, final)
         if final:
@@ -138,16 +145,21 @@ def _windows(
         start = after
 
 
-def _pool_sources(
-    pieces: StreamPieces, rule: DrawRule, documents: DocumentTable, first_step: int, window: int
-) -> PoolSources | None:
-    """Return what each source should be of a pool, by the weights of the steps that it is drawn for."""
-    mixture = rule.mixture
-    if mixture.num_sources == 1 or mixture.unit is not MixtureUnit.TOKENS:
-        return None
-    weights = [mixture.weights_at(step) for step in range(first_step, first_step + window)]
+def _note_drawn(
+    start: WindowStart, pieces: StreamPieces, documents: DocumentTable, *, step_slots: int
+) -> tuple[DrawnTokens, PoolSources]:
+    """Return what was drawn, with the new pieces of a pool, and where all its pieces come from."""
     sources = documents.source_of(pieces.pieces.documents).astype(np.int64)
-    return PoolSources(sources, np.array(weights, np.int64).sum(axis=0))
+    new = slice(len(start.carried), None)
+    drawn = start.drawn.with_pieces(
+        pieces.arrivals[new] // step_slots,
+        sources[new],
+        pieces.pieces.lengths[new],
+        num_sources=len(documents.sources),
+    )
+    places = (drawn.first + np.arange(len(drawn.tokens) + 1)) * step_slots
+    end = start.drawn_slots + int(pieces.slots[new].sum())
+    return drawn, PoolSources(sources, np.minimum(places, end), drawn.tokens)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

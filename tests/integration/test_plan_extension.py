@@ -16,7 +16,7 @@ from ringfeed.pipeline.progress import SilentProgress
 from ringfeed.pipeline.verify import verify
 
 FLAGS = ["--pack-tokens", "128", "--packs-per-step", "2", "--pad-multiple", "4", "--window", "4"]
-FLAGS += ["--balance", "best_fit", "--block-steps", "10"]
+FLAGS += ["--block-steps", "10"]
 
 
 @pytest.fixture(scope="module")
@@ -40,12 +40,13 @@ def run(capsys):
     return command
 
 
-@pytest.fixture
-def made(root, run, tmp_path):
+@pytest.fixture(params=["best_fit", "work"])
+def made(root, run, tmp_path, request):
     """Make a plan of both corpora and open it."""
 
     def make(name, *flags):
-        code, facts = run("plan", root / "web", root / "code", "-o", tmp_path / name, *FLAGS, *flags)
+        asked = [*FLAGS, "--balance", request.param, *flags]
+        code, facts = run("plan", root / "web", root / "code", "-o", tmp_path / name, *asked)
         assert code == 0, facts
         return Plan.open(tmp_path / name)
 

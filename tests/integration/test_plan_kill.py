@@ -35,7 +35,7 @@ def dying_replace(self, target):
     return replace(self, target)
 
 Path.replace = dying_replace
-make_plan(Path(sys.argv[2]), name="killed", kind=sys.argv[4])
+make_plan(Path(sys.argv[2]), name="killed", kind=sys.argv[4], balance=sys.argv[5])
 """
 
 
@@ -62,7 +62,7 @@ def sources_of(folder, *, kind):
     return {"corpora": [folder / "web", folder / "code"], "mixture": mixture, "steps": 300}
 
 
-def make_plan(folder, *, name, kind="lengths", workers=1):
+def make_plan(folder, *, name, kind="lengths", balance="best_fit", workers=1):
     options = PlanOptions(
         workers=workers,
         **sources_of(folder, kind=kind),
@@ -70,7 +70,7 @@ def make_plan(folder, *, name, kind="lengths", workers=1):
         pack_tokens=4096,
         packs_per_step=8,
         max_cp=4,
-        balance=Balance.BEST_FIT,
+        balance=Balance(balance),
         seed=1,
         window=8,
         block_limits=BlockLimits(steps=100, pieces=10_000),
@@ -83,13 +83,18 @@ def content(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-@pytest.mark.parametrize("kind", ["lengths", "mixture"])
-def test_killed_again_and_again_a_plan_ends_with_the_same_bytes(tmp_path, kind):
-    whole = make_plan(tmp_path, name="whole", kind=kind)
+every_kind = pytest.mark.parametrize(
+    ("kind", "balance"), [("lengths", "best_fit"), ("mixture", "best_fit"), ("mixture", "work")]
+)
+
+
+@every_kind
+def test_killed_again_and_again_a_plan_ends_with_the_same_bytes(tmp_path, kind, balance):
+    whole = make_plan(tmp_path, name="whole", kind=kind, balance=balance)
     command = [sys.executable, "-c", KILLED_RUN, str(Path(__file__).parent), str(tmp_path)]
     # First the request and a snapshot; then every run gets a block further, and half of the next one.
     kills = 0
-    while subprocess.run([*command, "3", kind], check=False).returncode == -signal.SIGKILL:
+    while subprocess.run([*command, "3", kind, balance], check=False).returncode == -signal.SIGKILL:
         kills += 1
         assert not (tmp_path / "killed").exists()
         with pytest.raises(ValueError, match="half-written"):
@@ -100,9 +105,9 @@ def test_killed_again_and_again_a_plan_ends_with_the_same_bytes(tmp_path, kind):
     assert content(tmp_path / "killed") == content(whole)
 
 
-@pytest.mark.parametrize("kind", ["lengths", "mixture"])
-def test_any_number_of_workers_writes_the_same_bytes(tmp_path, kind):
-    plans = [make_plan(tmp_path, name=f"by-{n}", kind=kind, workers=n) for n in (1, 2, 4)]
+@every_kind
+def test_any_number_of_workers_writes_the_same_bytes(tmp_path, kind, balance):
+    plans = [make_plan(tmp_path, name=f"by-{n}", kind=kind, balance=balance, workers=n) for n in (1, 2, 4)]
 
     assert content(plans[0]) == content(plans[1]) == content(plans[2])
 

@@ -180,7 +180,31 @@ def test_planning_goes_on_from_any_window(asked):
 def facts(window):
     packed = window.packing.packed
     columns = (packed.pieces.documents, packed.pieces.starts, packed.pieces.epochs, window.first_packs)
-    return [column.tolist() for column in columns], window.after.cursor, window.losses.num_early
+    lists = [column.tolist() for column in columns]
+    return lists, window.after.cursor, window.after.drawn.to_json(), window.losses.num_early
+
+
+@examples
+@given(asked=plans())
+def test_the_state_tells_what_was_drawn_of_each_source_beyond_the_steps(asked):
+    table, options = asked
+    # Chopped pieces arrive in parts.
+    assume(options.balance is not Balance.CONCAT)
+    windows = windows_of(table, options)
+    parts = [*(window.packing.packed for window in windows), windows[-1].packing.carried]
+    arrivals = np.concatenate([part.arrivals for part in parts])
+    tokens = np.concatenate([part.pieces.lengths for part in parts])
+    sources = table.source_of(np.concatenate([part.pieces.documents for part in parts]))
+    step_slots = options.packs_per_step * PACK_TOKENS
+    for state in (window.after for window in windows):
+        first = state.planned_slots // step_slots
+        beyond = (arrivals < state.drawn_slots) & (arrivals // step_slots >= first)
+        expected = np.zeros((len(state.drawn.tokens), len(table.sources)), np.int64)
+        if len(table.sources) > 1:
+            np.add.at(expected, ((arrivals // step_slots)[beyond] - first, sources[beyond]), tokens[beyond])
+
+        assert state.drawn.first == first
+        assert state.drawn.tokens.tolist() == expected.tolist()
 
 
 @examples
