@@ -24,7 +24,7 @@ from ringfeed.pipeline.planner.documents import DocumentTable, open_documents
 from ringfeed.pipeline.planner.mixture import Mixture
 from ringfeed.pipeline.planner.options import BlockLimits, PlanOptions
 from ringfeed.pipeline.planner.plan_manifest import plan_recipe, plan_request
-from ringfeed.pipeline.recipe import Recipe, RecipeSegment
+from ringfeed.pipeline.recipe import PLANNER_VERSION, Recipe, RecipeSegment
 from ringfeed.pipeline.staging import write_atomically
 
 __all__ = ["ExtendedPlan", "Extension", "extend_plan"]
@@ -94,6 +94,7 @@ def extend_plan(base: Plan, extension: Extension) -> ExtendedPlan:
     Raises:
         ValueError: if it cannot go on like that; says what may change, and how.
     """
+    _check_version(base)
     options = _options(base, extension)
     documents = open_documents(options)
     recipe = plan_recipe(options, documents)
@@ -177,6 +178,17 @@ def _mixture(base: Plan, extension: Extension) -> Mixture | None:
             "their own that weights could go on from; make a new plan with --weights"
         )
     return mixture.with_weights(extension.weights)
+
+
+def _check_version(base: Plan) -> None:
+    """Refuse a plan whose further steps this planner would choose in another way."""
+    version = base.segments[-1].recipe.planner_version
+    if version != PLANNER_VERSION:
+        raise ValueError(
+            f"{base.path} was made by planner_version={version}, and an extension would go on with "
+            f"planner_version={PLANNER_VERSION}, which chooses other steps; read and verify it as it is, "
+            "make it longer with the ringfeed that made it, or make a new plan"
+        )
 
 
 def _check_same(base: Plan, recipe: Recipe) -> None:

@@ -140,7 +140,8 @@ def _decode(state: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Sna
         planned_slots=state["planned_slots"],
         first_step=state["first_step"],
         carried=StreamPieces(pieces, arrays["slots"], arrays["arrivals"], arrays["arrival_steps"]),
-        drawn=DrawnTokens.from_json(state["drawn"]),
+        # Plans of an earlier ringfeed, which are read but not made longer, do not tell.
+        drawn=DrawnTokens.from_json(state["drawn"]) if "drawn" in state else DrawnTokens.none(),
     )
     finished, losses = (
         None if state.get(name) is None else FileEntry(**state[name]) for name in ("finished", "losses")
