@@ -4,7 +4,7 @@ In:   ``Plan`` (``pipeline/plan.py``), ``CorpusSet`` (``pipeline/corpus_set.py``
 Out:  ``PackView``s of any rank (``pipeline/view_source.py``), filled straight from the mapped documents
 
 A rank copies its own runs and nothing else: no chunk is ever built. Whole documents, and their rows of the
-documents table, are hashed when they are first touched: opening reads neither.
+documents table, are hashed before they are read, documents anew in each step: opening reads neither.
 """
 
 from __future__ import annotations
