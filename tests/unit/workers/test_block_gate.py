@@ -74,7 +74,7 @@ def test_an_error_takes_no_room():
 
 def test_a_block_may_be_let_go_of_in_the_middle_of_a_request():
     # As a garbage collection does: the last reference goes in the thread that asks, at each of its steps.
-    held = []
+    held: list[EncodedBlock] = []
     moment = 0
     while not held:
         gate = BlockGate(Supply(), most_blocks=2, wait_seconds=30)
