@@ -92,24 +92,34 @@ def test_a_scrape_shows_what_a_service_did(metrics_url, plan):
         place: dict[str, Any] = {"dp_rank": 0, "dp_size": 1, "cp_size": 2}
         loaders = [Loader(running.url, cp_rank=rank, metrics=ranks, **place) for rank in range(2)]
         batches = [batch for loader in loaders for batch in loader]
-        built = wait_for(metrics_url, lambda found: found["ray_ringfeed_streams", "feeder", "one"] == 2)
+
+        # One build makes both cp ranks' blocks; nothing is built twice. One pack more, for warmth.
+        steps = [Plan.open(plan).step_packs(step) for step in range(Plan.open(plan).num_steps)]
+        packs = sum(step.num_packs for step in steps)
+
+        def is_built(found):
+            return (
+                found["ray_ringfeed_streams", "feeder", "one"] == 2
+                and found["ray_ringfeed_tokens_total", "builder", "one"] == 128 * (packs + 1)
+                and 0 < found["ray_ringfeed_builds_total", "builder", "one"] < len(batches)
+                and found["ray_ringfeed_bytes_total", "builder", "one"] > 8 * 128 * packs
+                and found["ray_ringfeed_bytes_total", "feeder", "one"] > 8 * 128 * packs
+            )
+
+        built = wait_for(metrics_url, is_built)
+        assert is_built(built), built
         for loader in loaders:
             loader.close()
         (builder,) = [one for one in running.status().members if one.role == "builder"]
         assert builder.pid is not None
         os.kill(builder.pid, signal.SIGKILL)
         restarted = ("ray_ringfeed_restarts_total", "builder", "one")
-        found = wait_for(
-            metrics_url, lambda found: found[restarted] and not found["ray_ringfeed_streams", "feeder", "one"]
-        )
 
-    # One build makes both cp ranks' blocks; nothing is built twice. One pack more at the start, for warmth.
-    packs = sum(Plan.open(plan).step_packs(step).num_packs for step in range(Plan.open(plan).num_steps))
-    assert built["ray_ringfeed_tokens_total", "builder", "one"] == 128 * (packs + 1)
-    assert 0 < built["ray_ringfeed_builds_total", "builder", "one"] < len(batches)
-    for role in ("builder", "feeder"):
-        assert built["ray_ringfeed_bytes_total", role, "one"] > 8 * 128 * packs
-    assert found[restarted] == 1
+        def is_restarted(found):
+            return found[restarted] == 1 and not found["ray_ringfeed_streams", "feeder", "one"]
+
+        found = wait_for(metrics_url, is_restarted)
+        assert is_restarted(found), found
 
 
 def test_what_was_seen_is_counted_once_and_by_whom(metrics_url):
