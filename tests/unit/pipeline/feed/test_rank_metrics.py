@@ -142,7 +142,7 @@ def test_waits_are_told_by_what_was_waited_for(make_builder, metrics, server):
     assert stalls(after_plan)[2] == 1
     assert seconds(after_block, "builder") >= 0.2
     assert seconds(after_facts, "facts") >= 0.2
-    assert seconds(after_plan, "planner") >= 0.15 > seconds(after_facts, "planner")
+    assert seconds(after_plan, "planner") - seconds(after_facts, "planner") >= 0.15
 
 
 def test_a_damaged_block_and_what_the_fetcher_asked_again_are_retries(make_builder, metrics, server):
@@ -165,11 +165,11 @@ def test_the_time_that_a_training_loop_stands_still_is_its_own(make_builder, met
         batches = iter(loader)
         next(batches)
         before = scrape(server.port)[0]["ringfeed_wait_seconds_total", None]
-        time.sleep(0.5)
+        time.sleep(1.5)
         next(batches)
         after = scrape(server.port)[0]["ringfeed_wait_seconds_total", None]
 
-    assert after - before < 0.25
+    assert after - before < 1.0
 
 
 def test_a_closed_port_is_free_again(metrics):
