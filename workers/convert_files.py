@@ -75,7 +75,17 @@ def run_convert(config: ConvertConfig, *, progress: Progress) -> ConvertReport:
     run_ingest(_ingest_options(config, rows / "corpus"), progress=progress)
     corpus = Corpus.open(rows / "corpus")
     pack_tokens = config.pack_tokens or _longest_row(corpus, layout, config)
-    plan = PlanOptions(
+    plan = _plan_options(config, rows, layout=layout, pack_tokens=pack_tokens)
+    run_plan(plan, progress=progress)
+    shards = run_shard(_shard_config(config, rows / "plan"), progress=progress)
+    return ConvertReport(
+        shards=shards, rows=rows, num_rows=len(corpus.row_starts()) - 1, pack_tokens=pack_tokens
+    )
+
+
+def _plan_options(config: ConvertConfig, rows: Path, *, layout: Layout, pack_tokens: int) -> PlanOptions:
+    """Return what makes a pack of each row."""
+    return PlanOptions(
         corpora=(rows / "corpus",),
         output=rows / "plan",
         pack_tokens=pack_tokens,
@@ -84,25 +94,21 @@ def run_convert(config: ConvertConfig, *, progress: Progress) -> ConvertReport:
         balance=Balance.GIVEN,
         overflow=Overflow.ERROR,
     )
-    run_plan(plan, progress=progress)
-    shards = run_shard(
-        ShardConfig(
-            plan=rows / "plan",
-            output=config.output,
-            cp=config.cp,
-            layout=config.layout,
-            layout_options=config.layout_options,
-            tp=config.tp,
-            unit=config.unit,
-            slot_budget=None,
-            skip=None,
-            corpus=(),
-            workers=config.workers,
-        ),
-        progress=progress,
-    )
-    return ConvertReport(
-        shards=shards, rows=rows, num_rows=len(corpus.row_starts()) - 1, pack_tokens=pack_tokens
+
+
+def _shard_config(config: ConvertConfig, plan: Path) -> ShardConfig:
+    return ShardConfig(
+        plan=plan,
+        output=config.output,
+        cp=config.cp,
+        layout=config.layout,
+        layout_options=config.layout_options,
+        tp=config.tp,
+        unit=config.unit,
+        slot_budget=None,
+        skip=None,
+        corpus=(),
+        workers=config.workers,
     )
 
 

@@ -80,11 +80,8 @@ class ConvertPool:
         """Handles of the actors that are ready."""
         return [worker.actor for worker in self._workers.values() if worker.is_ready]
 
-    def work(self, *, wait: bool) -> None:
-        """Start what is due, give out what waits, and hear what is done.
-
-        Args:
-            wait: for something to happen, a short while; otherwise nothing here waits.
+    def work(self) -> None:
+        """Start what is due, give out what waits, and hear what is done; nothing here waits.
 
         Raises:
             JobFailedError: if actors cannot be started.
@@ -92,16 +89,19 @@ class ConvertPool:
         self._start_due()
         self._give_out()
         calls = [*self._starting, *self._running]
-        if not calls:
-            if wait:
-                time.sleep(self._seconds_to_wait())
-            return
-        done, _ = ray.wait(calls, num_returns=1, timeout=self._seconds_to_wait() if wait else 0)
-        if done:
+        if calls:
             # All that is there by now: one of them would be a call of Ray for each.
             done, _ = ray.wait(calls, num_returns=len(calls), timeout=0)
-        for call in done:
-            self._hear(call)
+            for call in done:
+                self._hear(call)
+
+    def wait_for_news(self) -> None:
+        """Wait a short while for something that ``work`` would do."""
+        calls = [*self._starting, *self._running]
+        if calls:
+            ray.wait(calls, num_returns=1, timeout=self._seconds_to_wait())
+        else:
+            time.sleep(self._seconds_to_wait())
 
     def collect(self, reference: Any) -> list[list[RankView]] | None:
         """Return the first batch's views as own memory; None if they are lost, and have to be made again."""

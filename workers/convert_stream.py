@@ -140,7 +140,10 @@ def _work(
         # One in for one out: the window is full when workers are slow, and small when the consumer is.
         if queue.has_room:
             _take_in(source, queue, options)
-        pool.work(wait=not queue.has_room and not queue.peek())
+        pool.work()
+        if not queue.has_room and not queue.peek():
+            pool.wait_for_news()
+            pool.work()
         for reference in queue.peek():
             chunks = pool.collect(reference)
             if chunks is not None:
