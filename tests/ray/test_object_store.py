@@ -2,6 +2,7 @@
 
 import gc
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -300,18 +301,20 @@ def test_builders_are_killed_in_both_ways_and_no_byte_changes(service, plan):
 
     with (
         ThreadPoolExecutor(1) as threads,
-        load(URL) as loader,
-        load(URL, cp=(1, 2), dp=(1, 2)) as other,
+        # A window of a few blocks: what is asked for is asked for between the kills.
+        load(URL, prefetch_bytes=1 << 17) as loader,
+        load(URL, cp=(1, 2), dp=(1, 2), prefetch_bytes=1 << 17) as other,
     ):
         killer = threads.submit(kill)
-        found = []
-        for batch in loader:
+        found, found_by_other = [], []
+        for batch, others in zip(loader, other, strict=True):
             found.append(batch)
+            found_by_other.append(others)
             # Slow enough for all kills to hit a run.
             while len(kills) < len(found) // 8 and not killer.done():
                 time.sleep(0.02)
         assert_same_batches(found, load(plan, layout="te"))
-        assert_same_batches(other, load(plan, layout="te", cp=(1, 2), dp=(1, 2)))
+        assert_same_batches(found_by_other, load(plan, layout="te", cp=(1, 2), dp=(1, 2)))
         killer.result()
         assert len(kills) == 6
         assert loader._source._fetcher._pool.num_retries > 0
@@ -355,7 +358,7 @@ def test_a_frozen_builder_is_left(service, plan):
             assert_same_batches(loader, load(plan, layout="te"))
     finally:
         os.kill(service.pids["builder-1"], signal.SIGCONT)
-    assert "builder-1 did not answer within 1 s" in pool.status()
+    assert re.search(r"builder-1 did not answer within \d+ s", pool.status())
 
 
 def test_refusals_of_a_builder_come_as_they_are(service, plan):
@@ -439,6 +442,7 @@ def test_a_process_of_its_own_joins_the_ray_and_is_served(service, plan):
 
 def test_the_real_service_serves_both_ways_through_kills_and_compares_for_both(local_ray, plan):
     options: dict[str, Any] = {"block_bytes": 1 << 15, "node_bytes": 320 << 20, "name": "real"}
+    killed: set[int] = set()
     with serve(plan, cp_size=2, layout="te", builders=2, **options) as running:
         expected = [batch.info.digest for batch in load(plan, layout="te")]
         with load(running.ray_url, prefetch_bytes=1 << 17) as loader:
@@ -446,8 +450,10 @@ def test_the_real_service_serves_both_ways_through_kills_and_compares_for_both(l
             for number, batch in enumerate(loader):
                 found.append(batch.info.digest)
                 if number in (4, 20):
-                    pid = next(m.pid for m in running.status().members if m.role == "builder" and m.pid)
+                    eventually(lambda: len(builder_pids(running) - killed) == 2)
+                    pid = min(builder_pids(running) - killed)
                     os.kill(pid, signal.SIGKILL)
+                    killed.add(pid)
             loader._check._asking.join(20)
             assert loader._check.num_checks == 1
         assert found == expected
@@ -459,4 +465,8 @@ def test_the_real_service_serves_both_ways_through_kills_and_compares_for_both(l
         fetcher.close()
         assert other is not None
         assert other.who.startswith("cp rank 0 of 2")
-        assert running.status().num_restarts["builder"] == 2
+        eventually(lambda: running.status().num_restarts["builder"] == 2)
+
+
+def builder_pids(running):
+    return {member.pid for member in running.status().members if member.role == "builder" and member.pid}
