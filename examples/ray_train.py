@@ -1,4 +1,8 @@
-"""The plain loop under Ray Train: python ray_train.py ray-actor://ringfeed/feed --cp 2 --ranks 2."""
+"""The plain loop under Ray Train: python ray_train.py ray-actor://ringfeed/feed --cp 2 --ranks 2.
+
+Beside `ringfeed serve` with a Ray of its own, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN for both, and
+RAY_ADDRESS to the `ray_address` that `serve --json` prints.
+"""
 
 import argparse
 import tempfile

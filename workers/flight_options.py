@@ -111,8 +111,8 @@ class ServerOptions:
         elif self.exposure is Exposure.LOOPBACK and not is_loopback(self.host):
             raise ValueError(
                 f"host={self.host!r} can be reached from other machines and there is no token: give one "
-                "(--token-file, RINGFEED_TOKEN_FILE or RINGFEED_TOKEN), listen on 127.0.0.1, or say with "
-                "exposure=open that anyone may read the data"
+                "(--token-file, RINGFEED_TOKEN_FILE or RINGFEED_TOKEN), listen on 127.0.0.1, or say that "
+                "anyone may read the data (--open, exposure=open)"
             )
 
 

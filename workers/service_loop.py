@@ -42,6 +42,7 @@ __all__ = ["LoopStatus", "ServiceLoop"]
 _LOG = logging.getLogger("ringfeed.service")
 _TICK_SECONDS = 0.2
 _NODES_SECONDS = 1.0
+_NOT_NEEDED = Loss(kind=LossKind.DIED, text="it has nothing left to do")
 _LEAVE_SECONDS = 3.0
 
 
@@ -113,7 +114,7 @@ class ServiceLoop:
                     if isinstance(action, Start):
                         self._begin(action)
                     else:
-                        self._end(self._lives[action.life], None)
+                        self._end(self._lives[action.life], _NOT_NEEDED)
                 self._plan_on()
                 self._hear()
                 self._show()
@@ -182,7 +183,7 @@ class ServiceLoop:
         self._crew.end(life)
         start = life.start
         del self._lives[start.life]
-        self._tell(f"{start.name} is lost: {loss.text}")
+        self._tell(f"{start.name} is gone: {loss.text}")
         self._supervisor.lost(start.name, start.life, loss, now=time.monotonic())
         self._change()
 

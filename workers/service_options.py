@@ -13,9 +13,12 @@ from typing import TYPE_CHECKING
 
 from ringfeed.pipeline.environment import available_cpus
 from ringfeed.pipeline.feed_facts import DEFAULT_BLOCK_BYTES
+from ringfeed.pipeline.manifest import MANIFEST_NAME
 from ringfeed.workers.flight_options import ServerOptions
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ringfeed.pipeline.planner.options import PlanOptions
     from ringfeed.workers.plan_opening import PlanChoice
 
@@ -88,6 +91,12 @@ class ServiceOptions:
                 f"output={str(self.plan_from.output)!r} of the plan to make is not {str(self.views.plan)!r}, "
                 "the plan to serve; leave the output out"
             )
+        # Before anything of the plan is written.
+        if self.plan_from is not None and self.views.skip is not None and not _is_finished(self.views.plan):
+            raise ValueError(
+                f"skip={str(self.views.skip)!r} with plan_from: each step must keep a supervised token, and "
+                f"{self.views.plan} is still to be planned; plan it first, or leave skip out"
+            )
         if self.builders is not None and self.builders < 1:
             raise ValueError(f"builders={self.builders} must be at least 1")
         for name in ("feeder_port", "metrics_port"):
@@ -146,6 +155,10 @@ class ServiceOptions:
             # Each waits for a builder most of the time.
             num_threads=min(32, max(4, 2 * self.num_builders)),
         )
+
+
+def _is_finished(plan: Path) -> bool:
+    return (plan / MANIFEST_NAME).is_file()
 
 
 def is_wildcard(host: str) -> bool:

@@ -123,6 +123,17 @@ def test_a_plan_to_make_is_the_plan_that_is_served(plan, tmp_path):
         replace(told, views=replace(told.views, plan=tmp_path / "other"))
 
 
+def test_a_plan_to_make_beside_a_skip_list_is_refused_before_it_is_begun(plan, tmp_path, capsys):
+    file, skip = tmp_path / "run.yaml", tmp_path / "skip.txt"
+    corpus = plan.parent / "corpus"
+    file.write_text(f"plan: {{corpora: [{corpus}], pack_tokens: 128, packs_per_step: 4, max_cp: 2}}")
+    skip.write_text("3\n")
+    flags = ["--cp", "2", "--layout", "te", "--plan-from", str(file), "--skip", str(skip)]
+    assert main(["serve", str(tmp_path / "new"), *flags]) == 2
+    assert "plan it first, or leave skip out" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run.yaml", "skip.txt"]
+
+
 def test_a_skip_list_waits_for_the_finished_plan(plan, tmp_path):
     (tmp_path / "skip.txt").write_text("1\n")
     fixed: dict[str, Any] = {"pack_tokens": 128, "packs_per_step": 4, "max_cp": 2}
