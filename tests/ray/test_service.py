@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from ringfeed.pipeline.planner.run import run_plan
 from ringfeed.pipeline.shm_files import SHARED_MEMORY
 from ringfeed.sharding.layouts import make_layout
 from ringfeed.workers import serve
+from ringfeed.workers.flight_options import ServerTls
 from ringfeed.workers.members import RestartPolicy
 from ringfeed.workers.plan_ahead import PlanAhead
 from ringfeed.workers.plan_opening import PlanChoice, open_checked
@@ -33,6 +35,7 @@ from ringfeed.workers.supervisor import Supervisor
 pytestmark = pytest.mark.ray
 
 SMALL: dict[str, Any] = {"block_bytes": 1024, "node_bytes": 320 << 20}
+TOKEN = "a-token-of-ranks"  # noqa: S105
 COMMAND = [sys.executable, "-m", "ringfeed.workers.cli", "serve"]
 
 
@@ -52,6 +55,21 @@ def plan(tmp_path_factory):
 def local_ray():
     with ray_session(num_cpus=3, object_store_bytes=80 << 20) as session:
         yield session
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory):
+    """A folder of PEM files: a CA, and a server's and a rank's certificate that it signed."""
+    folder = tmp_path_factory.mktemp("certificates")
+    program = shutil.which("openssl")
+    assert program, "openssl is needed to make certificates"
+    own = ["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"]
+    signed = ["-CA", "ca.pem", "-CAkey", "ca.key", "-addext", "subjectAltName=IP:127.0.0.1"]
+    for name, more in (("ca", []), ("server", signed), ("rank", signed)):
+        files = ["-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", f"{name}.pem"]
+        command = [program, *own, *more, *files]
+        subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=60)
+    return folder
 
 
 def load(source, *, cp=(0, 2), dp=(1, 2), **options):
@@ -92,6 +110,26 @@ def test_ranks_get_the_bytes_of_the_plan(plan, local_ray, layout):
             for url in (running.url, running.ray_url):
                 with load(url, cp=(rank, 2)) as loader:
                     assert_same_batches(loader, expected)
+
+
+def test_an_encrypted_service_wants_certificate_and_token_at_directory_and_feeder(
+    plan, local_ray, certificates
+):
+    own = ServerTls(
+        cert=certificates / "server.pem", key=certificates / "server.key", client_ca=certificates / "ca.pem"
+    )
+    rank = {name: certificates / f"rank.{end}" for name, end in (("cert", "pem"), ("key", "key"))}
+    tls = {"ca": certificates / "ca.pem", **rank}
+    with serve(plan, cp_size=2, layout="te", builders=1, tls=own, token=TOKEN, **SMALL) as running:
+        assert running.url.startswith("grpc+tls://127.0.0.1:")
+        assert next(one.url for one in loop_of(running).roster.feeders).startswith("grpc+tls://127.0.0.1:")
+        with load(running.url, token=TOKEN, tls=tls) as loader:
+            assert_same_batches(loader, load(plan, layout="te"))
+        for refused in ({"token": "another-token-x", "tls": tls}, {"tls": tls}):
+            with pytest.raises(ConnectionError, match="token"):
+                load(running.url, **refused)
+        with pytest.raises(ConnectionError, match=r"certificate|closes the connection"):
+            load(running.url, token=TOKEN, tls=certificates / "ca.pem")
 
 
 def test_builders_and_feeders_killed_in_the_middle_change_no_byte(plan, local_ray):
