@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 
 from ringfeed.pipeline.conversion import (
     ConvertOptions,
@@ -56,7 +57,6 @@ def test_options_out_of_range_are_refused(changes, message):
 
 
 def test_tensors_lists_and_rows_of_a_data_set_become_arrays():
-    torch = pytest.importorskip("torch")
     ids = [[1, 2, 3, 4], [5, 6, 7, 8]]
     ragged = np.empty(2, dtype=object)
     ragged[:] = [np.array([1, 3]), np.array([4])]
@@ -86,7 +86,6 @@ def test_only_what_is_converted_goes_along():
 
 
 def test_what_cannot_become_an_array_is_named():
-    torch = pytest.importorskip("torch")
     with pytest.raises(ValueError, match="weights cannot become one array"):
         numpy_batch(rows() | {"weights": torch.ones((4, 16), dtype=torch.bfloat16)})
     with pytest.raises(ValueError, match="input_ids cannot become one array"):

@@ -10,6 +10,7 @@ from ringfeed.pipeline.conversion import ConvertOptions, convert_batch
 from ringfeed.pipeline.feed_request import BlockRequest
 from ringfeed.pipeline.feed_source import FeedSource
 from ringfeed.pipeline.held_steps import HeldSteps
+from ringfeed.pipeline.loader import Loader
 from ringfeed.pipeline.local_fetcher import LocalFetcher
 from ringfeed.pipeline.opening import ViewSpec
 from ringfeed.pipeline.ranks import RankPlace
@@ -187,9 +188,6 @@ def test_steps_stay_while_there_is_room():
 
 
 def test_a_loader_goes_on_from_its_state_while_the_steps_are_held():
-    pytest.importorskip("torch")
-    from ringfeed.pipeline.loader import Loader
-
     made, _ = supply()
     for index in range(4):
         made.put(convert_batch(batch(index), options()))

@@ -12,6 +12,7 @@ from ringfeed.pipeline.corpus import Corpus
 from ringfeed.pipeline.corpus_set import CorpusSet
 from ringfeed.pipeline.ingest import run_ingest
 from ringfeed.pipeline.ingest_options import IngestOptions
+from ringfeed.pipeline.loader import Loader
 from ringfeed.pipeline.plan import Plan
 from ringfeed.pipeline.planner.mixture import Mixture, MixtureSource
 from ringfeed.pipeline.planner.options import PlanOptions
@@ -54,9 +55,6 @@ def options(folder, **changes):
 
 
 def test_the_views_of_a_plan_of_rows_are_those_of_their_conversion(tmp_path):
-    pytest.importorskip("torch")
-    from ringfeed.pipeline.loader import Loader
-
     ingest(tmp_path)
     run_plan(options(tmp_path, packs_per_step=1))
     made = ConvertOptions(layout=make_layout("te"), cp_size=2, pad_id=9, num_chunks=6)
